@@ -1,0 +1,123 @@
+"""Every error that forebay raises on purpose, drawn as one tree.
+
+::
+
+    ForebayError
+    ├── ConfigurationError          an option or argument that cannot work; also a ValueError
+    ├── SourceError                 the data at its remote place
+    │   ├── UnknownScheme           no such kind of URL
+    │   ├── SourceNotFound          empty prefix, missing bucket or object; also a FileNotFoundError
+    │   ├── AccessDenied            the store refuses these credentials; also a PermissionError
+    │   ├── SourceUnreachable       no usable answer from the endpoint; also a ConnectionError
+    │   ├── ObjectChanged           the object is no longer the one in the manifest
+    │   └── BadObject               the object's bytes are not what its name or the manifest says
+    ├── ColumnNotFound              a column that the dataset does not have; also a KeyError
+    ├── EmptyDataset                no samples
+    ├── CapacityError               a piece cannot fit into the cache
+    ├── StateError                  a state that cannot be loaded, or read here
+    │   └── StateMismatch           a state of other data, another order or another seed
+    ├── PieceGone                   a cached file that was leased is not there any more (handled inside the loader)
+    └── DaemonError
+        ├── DaemonUnavailable       no daemon answers at the address; also a ConnectionError
+        ├── AlreadyRunning          another daemon holds the socket or the cache directory
+        ├── UnknownSession          the daemon does not know the session (it was restarted, or the session lapsed)
+        └── InternalError           a fault in the daemon; its log has the details
+
+Messages are one line: what was wrong, where, what to do. An error crosses the wire and process borders as
+(class name, message); `by_name` finds the class again.
+"""
+
+
+class ForebayError(Exception):
+    """Base of all errors that forebay raises on purpose."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else type(self).__name__
+
+
+class ConfigurationError(ForebayError, ValueError):
+    """An option or argument that cannot work."""
+
+
+class SourceError(ForebayError):
+    """Something is wrong with the data at its remote place."""
+
+
+class UnknownScheme(SourceError, ValueError):
+    """A URL of a kind that forebay cannot read."""
+
+
+class SourceNotFound(SourceError, FileNotFoundError):
+    """An empty prefix, a missing bucket or a missing object."""
+
+
+class AccessDenied(SourceError, PermissionError):
+    """The store refuses these credentials."""
+
+
+class SourceUnreachable(SourceError, ConnectionError):
+    """The endpoint gives no usable answer."""
+
+
+class ObjectChanged(SourceError):
+    """The object is no longer the one that the manifest names."""
+
+
+class BadObject(SourceError):
+    """The object's bytes are not what its name or the manifest says."""
+
+
+class ColumnNotFound(ForebayError, KeyError):
+    """A column that the dataset does not have."""
+
+
+class EmptyDataset(ForebayError):
+    """A dataset without samples."""
+
+
+class CapacityError(ForebayError):
+    """A piece cannot fit into the cache."""
+
+
+class StateError(ForebayError):
+    """A state that cannot be loaded, or cannot be read in this process."""
+
+
+class StateMismatch(StateError):
+    """A state of other data, another order or another seed."""
+
+
+class PieceGone(ForebayError):
+    """A cached file that was leased is not there any more; the loader leases it again."""
+
+
+class DaemonError(ForebayError):
+    """The daemon, or the way to it."""
+
+
+class DaemonUnavailable(DaemonError, ConnectionError):
+    """No daemon answers at the address."""
+
+
+class AlreadyRunning(DaemonError):
+    """Another daemon holds the socket or the cache directory."""
+
+
+class UnknownSession(DaemonError):
+    """The daemon does not know the session: it was restarted, or the session lapsed."""
+
+
+class InternalError(DaemonError):
+    """A fault in the daemon; its log has the details."""
+
+
+def _tree(base: type[ForebayError]) -> dict[str, type[ForebayError]]:
+    classes = {base.__name__: base}
+    for child in base.__subclasses__():
+        classes |= _tree(child)
+    return classes
+
+
+def by_name(name: str) -> type[ForebayError]:
+    """The class of that name; `InternalError` for a name that this version does not know."""
+    return _tree(ForebayError).get(name, InternalError)

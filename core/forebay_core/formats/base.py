@@ -1,0 +1,162 @@
+"""The contract of a format: how its objects are cut into pieces, brought into a local layout, and read from it.
+
+A format never does I/O. Where it needs bytes of an object it is a generator that yields the byte ranges it wants and
+is sent their bytes (in the order asked for); whoever drives it owns the network, its retries and its caches::
+
+    ranges = steps.send(None)
+    ranges = steps.send([fetch(r) for r in ranges])     # until StopIteration carries the result
+
+Three moments, three methods:
+
+* `cut`, in the daemon, when a manifest is built: the pieces of one object, and its schema.
+* `localise`, in the daemon, when a piece is filled: first what must be known (a footer), then a `Localiser`, which is
+  pushed the bytes of its ranges in order and writes the local layout to a sink. It runs on a worker thread.
+* `open`, in a trainer's worker: the rows of a mapped local file.
+
+A format is a frozen dataclass of its options; `spec` is their canonical JSON, part of a dataset's fingerprint.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Buffer: TypeAlias = "bytes | bytearray | memoryview"
+Sink: TypeAlias = Callable[[Buffer], object]
+Rows: TypeAlias = npt.NDArray[np.int64]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Bytes [start, stop) of an object."""
+
+    start: int
+    stop: int
+
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
+
+
+#: A computation that asks its driver for byte ranges and returns a T.
+Steps: TypeAlias = Generator[list[ByteRange], list[Buffer], T]
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One object of a dataset: its key relative to the dataset's root, its size in bytes, its version (an ETag)."""
+
+    key: str
+    size: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A piece as a format cut it: rows, its byte range in the object, and a run of the format's units (row groups, samples)."""
+
+    rows: int
+    start: int
+    stop: int
+    first_unit: int
+    units: int
+    #: Uncompressed bytes of all columns, as the object itself states them.
+    decoded_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectCut:
+    """All pieces of one object, in the order of its rows, and the schema of its rows."""
+
+    pieces: Sequence[Cut]
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece with the object that holds it: what `localise` and `open` are given."""
+
+    index: int
+    object: ObjectInfo
+    cut: Cut
+
+
+class Localiser(Protocol):
+    """Turns the bytes of one piece into its local layout. Driven by one thread at a time."""
+
+    #: What it wants to be pushed, in order.
+    ranges: Sequence[ByteRange]
+
+    def write(self, chunk: Buffer) -> None:
+        """Takes the next bytes of the concatenated ranges, of any length. The chunk is not kept after the call."""
+
+    def finish(self) -> None:
+        """Writes what is left. Raises `BadObject` where the bytes are not what they should be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """How a column comes out of a batch, decided by the schema alone and never by the rows.
+
+    `dtype` and `shape` describe one row of a fixed-width column, which becomes an array [n, *shape]; `dtype` is None for a
+    column that becomes a list of Python values or arrays (text, bytes, lists of any length, nested values).
+    """
+
+    name: str
+    dtype: np.dtype[Any] | None
+    shape: tuple[int, ...] = ()
+
+
+class PieceReader(ABC):
+    """Rows of one piece over its mapped local file. Safe for several threads: it holds no state but the mapping."""
+
+    rows: int
+
+    @abstractmethod
+    def take(self, name: str, rows: Rows, out: npt.NDArray[Any]) -> None:
+        """Copies the rows of a fixed-width column into `out` [len(rows), *shape]."""
+
+    @abstractmethod
+    def values(self, name: str, rows: Rows) -> list[Any]:
+        """The rows of a column that is not fixed-width, as a list of str, bytes, numpy arrays or Python values."""
+
+    @abstractmethod
+    def sample(self, row: int, names: Sequence[str]) -> dict[str, Any]:
+        """One row: numpy scalars and writable numpy arrays for fixed-width columns, else as `values`."""
+
+
+class Format(ABC):
+    """A file format and its options. Implementations are frozen dataclasses."""
+
+    name: ClassVar[str]
+    #: Name and version of the local layout; part of a cached piece's identity.
+    layout: ClassVar[str]
+    #: Extensions, with the dot, by which it is found.
+    extensions: ClassVar[tuple[str, ...]]
+    #: True where a piece's local layout is its bytes as they are, so that a local object can be read in place.
+    as_is: ClassVar[bool]
+
+    @abstractmethod
+    def spec(self) -> dict[str, Any]:
+        """The format's name, the version of its cut and all options, as JSON."""
+
+    @abstractmethod
+    def cut(self, obj: ObjectInfo) -> Steps[ObjectCut]:
+        """Cuts an object. Raises `BadObject` naming it where its bytes are not of this format."""
+
+    @abstractmethod
+    def localise(self, piece: Piece, columns: Sequence[str], sink: Sink) -> Steps[Localiser]:
+        """Prepares the fill of a piece with these columns."""
+
+    @abstractmethod
+    def open(self, buffer: memoryview, piece: Piece, columns: Mapping[str, Column]) -> PieceReader:
+        """A reader over the mapped local layout."""
+
+    def ignores_columns(self) -> bool:
+        """True where the local layout is the same whatever columns are chosen."""
+        return self.as_is
