@@ -1,0 +1,102 @@
+"""forebay keeps GPUs fed and restarts exact.
+
+The public names are those in `__all__`. Importing this package loads neither torch nor mlflow nor grpc: a name that
+needs one of them loads it when it is first used.
+"""
+
+from importlib import import_module
+from importlib.metadata import version as _version
+from typing import TYPE_CHECKING, Any
+
+from forebay.keys import IS_PAD, POSITION, SAMPLE_ID
+from forebay_core.errors import (
+    AccessDenied,
+    AlreadyRunning,
+    BadObject,
+    CapacityError,
+    ColumnNotFound,
+    ConfigurationError,
+    DaemonError,
+    DaemonUnavailable,
+    EmptyDataset,
+    ForebayError,
+    InternalError,
+    ObjectChanged,
+    PieceGone,
+    SourceError,
+    SourceNotFound,
+    SourceUnreachable,
+    StateError,
+    StateMismatch,
+    UnknownScheme,
+    UnknownSession,
+)
+
+if TYPE_CHECKING:
+    from forebay.dataset import StreamingDataset
+    from forebay.loader import DataLoader
+    from forebay.order import OrderOptions
+    from forebay.sampling import sample_rng
+    from forebay_core.formats import Parquet, Tokens
+
+__all__ = [
+    "IS_PAD",
+    "POSITION",
+    "SAMPLE_ID",
+    "AccessDenied",
+    "AlreadyRunning",
+    "BadObject",
+    "CapacityError",
+    "ColumnNotFound",
+    "ConfigurationError",
+    "DaemonError",
+    "DaemonUnavailable",
+    "DataLoader",
+    "EmptyDataset",
+    "ForebayError",
+    "InternalError",
+    "ObjectChanged",
+    "OrderOptions",
+    "Parquet",
+    "PieceGone",
+    "SourceError",
+    "SourceNotFound",
+    "SourceUnreachable",
+    "StateError",
+    "StateMismatch",
+    "StreamingDataset",
+    "Tokens",
+    "UnknownScheme",
+    "UnknownSession",
+    "__version__",
+    "sample_rng",
+]
+
+__version__ = _version("forebay")
+
+_LAZY = {
+    "DataLoader": "forebay.loader",
+    "OrderOptions": "forebay.order",
+    "Parquet": "forebay_core.formats",
+    "StreamingDataset": "forebay.dataset",
+    "Tokens": "forebay_core.formats",
+    "sample_rng": "forebay.sampling",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'forebay' has no attribute {name!r}")
+    try:
+        module = import_module(_LAZY[name])
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError(f"forebay.{name} needs torch: pip install 'forebay[torch]'") from error
+    value = getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

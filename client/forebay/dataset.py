@@ -1,0 +1,306 @@
+"""A dataset in remote storage, in an exact order: what is read, how it is shuffled, and where the reader is.
+
+Nothing is opened in the constructor: the daemon is asked when something must be known of the data (a length, a state,
+the first batch). A `StreamingDataset` can be pickled and sent to other processes; what it has opened stays behind.
+
+Iterated by itself it yields this rank's batches of `batch_size`, or single samples where none is given; in a
+`forebay.DataLoader` it lends its one position to the loader.
+"""
+
+import json
+import os
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from forebay import progress, topology
+from forebay.daemon_client import DaemonClient
+from forebay.iteration import EpochIterator, Readout
+from forebay.loading.delivery import ThreadDelivery
+from forebay.loading.engine import Engine, Feed
+from forebay.loading.lookahead import Depth
+from forebay.loading.reader import ReaderSpec
+from forebay.order import Order, OrderOptions, Split
+from forebay.order.options import Shuffle
+from forebay.order.steps import Tail
+from forebay.progress import Identity, Progress
+from forebay_core.errors import ConfigurationError, StateError
+from forebay_core.formats import Format, Tokens, from_spec
+from forebay_core.manifest import Manifest
+
+SourceLike = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Transform = Callable[..., Any]
+
+_AHEAD_BYTES = 64 << 20
+_CHUNK_BYTES = 4 << 20
+_CHUNK_STEPS = 32
+_LEAST_AHEAD = 4
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A dataset as the daemon knows it."""
+
+    client: DaemonClient
+    dataset_id: str
+    manifest_path: Path
+    manifest: Manifest
+    columns: tuple[str, ...]
+    order: Order
+
+
+class StreamingDataset(IterableDataset[Any]):
+    """Samples of a remote dataset: each exactly once an epoch over all ranks, resumable anywhere at any world size.
+
+    Args:
+        source: a URL prefix, a glob, one object, or a list of those (`s3://`, `file://`, or plain paths).
+        format: `"parquet"`, `forebay.Tokens(...)`, `forebay.Parquet(...)`; None finds it by the extension.
+        columns: the columns of a sample, in this order; None takes all.
+        transform: called with each sample (a dict of its columns); with a parameter `rng` it is also given the sample's
+            own `numpy.random.Generator`.
+        shuffle: `"window"`, or False for the order of the objects' names and rows.
+        seed: any integer; the order is a function of it, the epoch and the data.
+        batch_size: samples of one rank in a step.
+        tail: what becomes of the last samples of an epoch: `"even"` spreads them and drops nothing, `"drop"` drops a
+            step that is not full, `"pad"` fills it with samples just seen, marked `forebay.IS_PAD`.
+        order: lanes, window and stickiness of the shuffle.
+        extras: of `forebay.SAMPLE_ID`, `forebay.POSITION`, `forebay.IS_PAD`: what each batch also carries.
+        rank, world_size: of the data-parallel group; None takes them from torch.distributed or torchrun, when first
+            iterated.
+        address: socket of the daemon; None finds the node's, or starts one for this user.
+
+    Raises `ConfigurationError` at once for options that cannot work; errors of the source when it is first opened.
+    """
+
+    def __init__(
+        self,
+        source: SourceLike,
+        *,
+        format: str | Format | None = None,
+        columns: Sequence[str] | None = None,
+        transform: Transform | None = None,
+        shuffle: Shuffle = "window",
+        seed: int = 0,
+        batch_size: int | None = None,
+        tail: Tail = "even",
+        order: OrderOptions | None = None,
+        extras: Sequence[str] = (),
+        rank: int | None = None,
+        world_size: int | None = None,
+        address: str | None = None,
+    ) -> None:
+        self.source = _urls(source)
+        self.format = _format(format)
+        self.columns = None if columns is None else _names(columns)
+        self.transform = transform
+        self.shuffle: Shuffle = shuffle
+        self.seed = seed
+        self.batch_size = checked_batch_size(batch_size)
+        self.tail: Tail = tail
+        self.order = order or OrderOptions()
+        self.extras = tuple(extras)
+        self.rank, self.world_size = rank, world_size
+        self.address = address
+        self.progress = Progress()
+        self._opened: Opened | None = None
+        self._readout: Readout | None = None
+        self._check()
+
+    def open(self) -> Opened:
+        """What the daemon knows of the dataset; asked once in a process."""
+        if self._opened is None:
+            client = DaemonClient(self.address)
+            answer = client.open_dataset(
+                self.source, "" if self.format is None else json.dumps(self.format.spec(), sort_keys=True)
+            )
+            manifest = Manifest.open(answer.manifest_path)
+            columns = tuple(manifest.columns(None if self.columns is None else list(self.columns)))
+            order = self._make_order(manifest, self.order)
+            self._opened = Opened(client, answer.dataset_id, answer.manifest_path, manifest, columns, order)
+        return self._opened
+
+    def topology(self) -> topology.Topology:
+        """This process's rank and world size, as they are now."""
+        return topology.resolve(self.rank, self.world_size, os.environ)
+
+    def split(self, batch_size: int | None = None, global_batch_size: int | None = None) -> Split:
+        """How steps are shared out now."""
+        world_size = self.topology().world_size
+        split = Split(world_size, global_batch_size or (batch_size or 1) * world_size, self.tail)
+        split.check(self.open().order.samples)
+        return split
+
+    def feed(self, split: Split) -> Feed:
+        """What an engine over this dataset reads from."""
+        opened = self.open()
+        here = self.topology()
+        label = f"rank {here.rank} of {here.world_size}: {self.source[0]}"
+        return Feed(opened.client, opened.dataset_id, opened.columns, label, opened.order, split, here.rank)
+
+    def reader_spec(self, *, collate_fn: Callable[[list[Any]], Any] | None, batched: bool) -> ReaderSpec:
+        """What the readers of this dataset need."""
+        opened = self.open()
+        return ReaderSpec(
+            manifest_path=opened.manifest_path,
+            columns=opened.columns,
+            seed=self.seed,
+            transform=self.transform,
+            collate_fn=collate_fn,
+            extras=self.extras,
+            batched=batched,
+        )
+
+    def depth(self, split: Split, spec: ReaderSpec) -> Depth:
+        """How far one reader in this process runs ahead: bounded in bytes, as the manifest states them."""
+        manifest = self.open().manifest
+        step_bytes = max(1, manifest.total_bytes * split.global_batch // split.world_size // max(1, manifest.samples))
+        chunk = max(1, min(_CHUNK_STEPS, _CHUNK_BYTES // step_bytes)) if spec.columnar else 1
+        ahead = max(_LEAST_AHEAD, min(2 * _CHUNK_STEPS, _AHEAD_BYTES // step_bytes), 2 * chunk)
+        return Depth(steps=ahead, chunk_steps=chunk, readers=1)
+
+    def identity(self) -> Identity:
+        """What a state of this dataset is bound to."""
+        opened = self.open()
+        order = {**opened.order.spec(), "tail": self.tail}
+        return Identity(opened.manifest.fingerprint, opened.order.samples, order)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next sample, from 0."""
+        return self.progress.epoch
+
+    @property
+    def position(self) -> int:
+        """Samples of that epoch already handed out, over all ranks."""
+        return self.progress.position
+
+    @property
+    def remaining(self) -> int:
+        """Steps left in the epoch."""
+        return self.split(self.batch_size).steps(self.open().order.samples, self.position)
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch: batches of `batch_size`, or samples of this rank where none is given."""
+        return self.split(self.batch_size).steps(self.open().order.samples)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch that is iterated next; the present epoch keeps its position."""
+        self.progress.set_epoch(epoch)
+
+    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
+        """The position, as JSON values; the same on every rank. Arguments that some frameworks pass are ignored."""
+        _refuse_in_worker("state_dict()")
+        return self.progress.encode(self.identity())
+
+    def load_state_dict(self, state: Mapping[str, Any], *_: Any, strict: bool = True, **__: Any) -> None:
+        """Goes on where `state` was taken, at any world size and batch size.
+
+        Raises `StateMismatch` where it is of other data or another order; `strict=False` then takes epoch and position
+        all the same. A window that differs is taken over from the state.
+        """
+        _refuse_in_worker("load_state_dict()")
+        saved = progress.decode(state)
+        self._adopt_window(saved.identity)
+        if strict:
+            progress.check(saved, self.identity())
+        if saved.position > self.open().order.samples:
+            raise StateError(
+                f"position {saved.position} is beyond the dataset's {self.open().order.samples} samples: "
+                f"start its next epoch"
+            )
+        self.progress.load(saved)
+
+    def __iter__(self) -> Iterator[Any]:
+        _refuse_in_worker("iterating a StreamingDataset")
+        split = self.split(self.batch_size)
+        if self._readout is None or self._readout.split != split:
+            self.close()
+            spec = self.reader_spec(collate_fn=None, batched=self.batch_size is not None)
+            engine = Engine(self.feed(split), ThreadDelivery(spec, threads=1, pin=False), self.depth(split, spec))
+            self._readout = Readout(engine, self.progress, split, self.identity())
+            self._finalizer = weakref.finalize(self, self._readout.close)
+        return EpochIterator(self._readout)
+
+    def close(self) -> None:
+        """Ends what iterating has started. Iterating again starts it anew."""
+        if self._readout is not None:
+            self._readout.close()
+            self._readout = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None, "_readout": None, "_finalizer": None}
+
+    def _check(self) -> None:
+        Split(1, 1, self.tail)
+        Order([], seed=self.seed, shuffle=self.shuffle, options=self.order)
+        ReaderSpec(Path(), (), self.seed, extras=self.extras)
+        topology.resolve(self.rank, self.world_size, {})
+        if self.transform is not None and not callable(self.transform):
+            raise ConfigurationError(f"transform={self.transform!r} cannot be called: give a function of a sample")
+
+    def _make_order(self, manifest: Manifest, options: OrderOptions) -> Order:
+        return Order(
+            manifest.piece_rows, seed=self.seed, shuffle=self.shuffle, options=options, total_bytes=manifest.total_bytes
+        )
+
+    def _adopt_window(self, saved: Identity) -> None:
+        opened = self.open()
+        window = saved.order.get("window")
+        if not isinstance(window, int) or window == opened.order.window or self.shuffle is False:
+            return
+        self.order = OrderOptions(lanes=self.order.lanes, window=window, sticky=self.order.sticky)
+        order = self._make_order(opened.manifest, self.order)
+        self._opened = Opened(
+            opened.client, opened.dataset_id, opened.manifest_path, opened.manifest, opened.columns, order
+        )
+        self.close()
+
+
+def checked_batch_size(batch_size: int | None) -> int | None:
+    """The batch size, if it is one."""
+    if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
+        raise ConfigurationError(f"batch_size={batch_size!r}: give a whole number of samples, 1 or more")
+    return batch_size
+
+
+def _urls(source: SourceLike) -> tuple[str, ...]:
+    urls = (source,) if isinstance(source, str | os.PathLike) else tuple(source)
+    if not urls:
+        raise ConfigurationError("source=[] names no data: give a URL, a path, or a list of them")
+    return tuple(_absolute(os.fspath(url)) for url in urls)
+
+
+def _absolute(url: str) -> str:
+    """The daemon has another working directory."""
+    return url if "://" in url else os.path.join(os.getcwd(), os.path.expanduser(url))  # noqa: PTH109, PTH111, PTH118 - keeps a trailing slash
+
+
+def _format(format: str | Format | None) -> Format | None:
+    if format is None or isinstance(format, Format):
+        return format
+    if format == Tokens.name:
+        raise ConfigurationError(
+            "format='tokens' does not say how long a sample is: give format=forebay.Tokens(sequence_length=…, dtype=…)"
+        )
+    return from_spec({"name": format})
+
+
+def _names(columns: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(columns)
+    if isinstance(columns, str) or not all(isinstance(name, str) for name in names) or not names:
+        raise ConfigurationError(f"columns={columns!r}: give a list of column names, or None for all")
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"columns={columns!r} names a column twice")
+    return names
+
+
+def _refuse_in_worker(what: str) -> None:
+    if get_worker_info() is not None:
+        raise ConfigurationError(
+            f"{what} in a worker process of torch's DataLoader would split the data again and leave the position "
+            f"behind: use forebay.DataLoader(dataset, num_workers=…), which plans in the trainer's process"
+        )

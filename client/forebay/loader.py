@@ -1,0 +1,249 @@
+"""`forebay.DataLoader`: torch's DataLoader, with an exact position.
+
+It has torch's signature in torch's order; what is forebay's own is keyword-only. It is a torch `DataLoader`
+(`isinstance` and every attribute hold), but plans in the trainer's process and reads with threads or torch's worker
+processes, so that neither their number nor their timing can change a batch.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import Sampler
+
+from forebay.dataset import StreamingDataset, checked_batch_size
+from forebay.iteration import EpochIterator, Readout
+from forebay.loading.delivery import Delivery, ProcessDelivery, ThreadDelivery, WorkerOptions
+from forebay.loading.engine import Engine
+from forebay.loading.lookahead import Depth
+from forebay.loading.reader import ReaderSpec
+from forebay.order import Split
+from forebay.reporting import ReportTo
+from forebay.timing import BatchTiming
+from forebay_core.errors import ConfigurationError
+
+WorkerType = Literal["thread", "process"]
+_TORCH_PREFETCH_FACTOR = 2
+
+
+class _NotGiven(int):
+    """torch's default batch size, told from a 1 that was given."""
+
+    def __repr__(self) -> str:
+        return "1"
+
+
+_BATCH_SIZE = _NotGiven(1)
+
+
+class DataLoader(TorchDataLoader[Any]):
+    """Loads a `StreamingDataset` in batches, exactly once an epoch over all ranks, resumable anywhere.
+
+    The parameters up to `in_order` are torch's, with torch's meaning. A value given here and in the dataset must be
+    the same; a batch size that is not given is the dataset's, else 1. `shuffle`, `sampler` and `batch_sampler` belong to the
+    dataset's order and are refused where they contradict it; `drop_last=True` is `tail="drop"`.
+
+    Args:
+        worker_type: `"process"` (torch's worker processes) or `"thread"`. None: processes. Without workers, a
+            background thread reads ahead.
+        global_batch_size: samples of a step over all ranks, kept when the world size changes; instead of `batch_size`.
+        report_to: `"auto"` logs `fetch_seconds` and its parts to MLflow when a run is active, `"mlflow"` insists on it,
+            None never does.
+        address: socket of the daemon, if not given to the dataset.
+
+    Raises `ConfigurationError` for options that cannot work, at once.
+    """
+
+    def __init__(  # noqa: PLR0917 - torch's order of positional parameters
+        self,
+        dataset: StreamingDataset,
+        batch_size: int | None = _BATCH_SIZE,
+        shuffle: bool | None = None,
+        sampler: Sampler[Any] | Iterable[Any] | None = None,
+        batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        worker_type: WorkerType | None = None,
+        global_batch_size: int | None = None,
+        report_to: ReportTo = "auto",
+        address: str | None = None,
+    ) -> None:
+        _check_dataset(dataset)
+        _check_order(dataset, shuffle, sampler, batch_sampler, in_order)
+        self._stream = dataset
+        self._tail_from(drop_last)
+        self._share("address", address)
+        self.global_batch_size = checked_batch_size(global_batch_size)
+        if worker_type not in (None, "thread", "process"):
+            raise ConfigurationError(f"worker_type={worker_type!r}: give 'thread', 'process' or None")
+        self.worker_type: WorkerType = worker_type or "process"
+        self.report_to = report_to
+        batch_size = self._batch_size(batch_size)
+        self._collate = collate_fn
+        self._readout: Readout | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        super().__init__(
+            dataset,
+            batch_size=batch_size,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+        )
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next batch, from 0."""
+        return self._stream.epoch
+
+    @property
+    def position(self) -> int:
+        """Samples of that epoch already handed out, over all ranks."""
+        return self._stream.position
+
+    @property
+    def remaining(self) -> int:
+        """Steps left in that epoch."""
+        return self._split().steps(self._stream.open().order.samples, self.position)
+
+    @property
+    def timings(self) -> list[BatchTiming]:
+        """The timings of the latest batches, oldest first; at most 10,000."""
+        return [] if self._readout is None else list(self._readout.timings)
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch, exactly, and the same on every rank."""
+        return self._split().steps(self._stream.open().order.samples)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch that is iterated next; the present epoch keeps its position."""
+        self._stream.set_epoch(epoch)
+
+    def state_dict(self, *arguments: Any, **options: Any) -> dict[str, Any]:
+        """The position as JSON values, the same on every rank: every batch handed out so far is behind it."""
+        return self._stream.state_dict(*arguments, **options)
+
+    def load_state_dict(self, state: Mapping[str, Any], *arguments: Any, **options: Any) -> None:
+        """Goes on where `state` was taken; see `StreamingDataset.load_state_dict`."""
+        self._stream.load_state_dict(state, *arguments, **options)
+
+    def __iter__(self) -> EpochIterator:  # type: ignore[override]
+        split = self._split()
+        if self._readout is None or self._readout.split != split or self._readout.identity != self._stream.identity():
+            self.close()
+            self._readout = self._open_readout(split)
+            self._finalizer = weakref.finalize(self, self._readout.close)
+        self._readout.report_to(self.report_to)
+        return EpochIterator(self._readout)
+
+    def close(self) -> None:
+        """Ends workers, threads and the daemon session. Iterating again starts them anew."""
+        if self._finalizer is not None:
+            self._finalizer()
+        self._readout = self._finalizer = None
+
+    def _open_readout(self, split: Split) -> Readout:
+        spec = self._stream.reader_spec(collate_fn=self._collate, batched=self.batch_size is not None)
+        engine = Engine(self._stream.feed(split), self._delivery(spec), self._depth(split, spec))
+        return Readout(engine, self._stream.progress, split, self._stream.identity())
+
+    def _delivery(self, spec: ReaderSpec) -> Delivery:
+        pin = self.pin_memory and torch.accelerator.is_available()
+        if self.num_workers == 0 or self.worker_type == "thread":
+            return ThreadDelivery(spec, threads=max(1, self.num_workers), pin=pin)
+        return ProcessDelivery(
+            spec,
+            WorkerOptions(
+                num_workers=self.num_workers,
+                prefetch_factor=self.prefetch_factor,
+                timeout=self.timeout,
+                worker_init_fn=self.worker_init_fn,
+                multiprocessing_context=self.multiprocessing_context,
+                generator=self.generator,
+                pin_memory=pin,
+            ),
+        )
+
+    def _depth(self, split: Split, spec: ReaderSpec) -> Depth:
+        """torch asks for prefetch_factor × workers chunks at the start, and for one more before it gives one out."""
+        if self.num_workers == 0:
+            return self._stream.depth(split, spec)
+        readers = self.num_workers
+        return Depth(
+            steps=(self.prefetch_factor or _TORCH_PREFETCH_FACTOR) * readers + 2, chunk_steps=1, readers=readers
+        )
+
+    def _split(self) -> Split:
+        return self._stream.split(self.batch_size, self.global_batch_size)
+
+    def _batch_size(self, batch_size: int | None) -> int | None:
+        theirs = self._stream.batch_size
+        if batch_size is _BATCH_SIZE or batch_size is None:
+            return theirs if theirs is not None or batch_size is None else 1
+        checked_batch_size(batch_size)
+        if theirs is not None and theirs != batch_size:
+            raise ConfigurationError(
+                f"batch_size={batch_size} here, {theirs} in the StreamingDataset: give it in one place"
+            )
+        if self.global_batch_size is not None:
+            raise ConfigurationError("batch_size= and global_batch_size= contradict each other: give one of them")
+        return batch_size
+
+    def _share(self, name: str, value: Any) -> None:
+        theirs = getattr(self._stream, name)
+        if value is None or value == theirs:
+            return
+        if theirs is not None:
+            raise ConfigurationError(f"{name}={value!r} here, {theirs!r} in the StreamingDataset: give it in one place")
+        setattr(self._stream, name, value)
+
+    def _tail_from(self, drop_last: bool) -> None:
+        if not drop_last or self._stream.tail == "drop":
+            return
+        if self._stream.tail == "pad":
+            raise ConfigurationError("drop_last=True here, tail='pad' in the StreamingDataset: leave one of them out")
+        self._stream.tail = "drop"
+
+
+def _check_dataset(dataset: object) -> None:
+    if not isinstance(dataset, StreamingDataset):
+        raise ConfigurationError(
+            f"forebay.DataLoader loads a forebay.StreamingDataset, not {type(dataset).__name__}: "
+            f"make one over the data's URL"
+        )
+
+
+def _check_order(
+    dataset: StreamingDataset, shuffle: bool | None, sampler: object, batch_sampler: object, in_order: bool
+) -> None:
+    if sampler is not None or batch_sampler is not None:
+        raise ConfigurationError(
+            "a StreamingDataset has an order of its own, shared out over the ranks: leave sampler= and batch_sampler= "
+            "out, and choose shuffle= and seed= in the StreamingDataset"
+        )
+    if shuffle is not None and bool(shuffle) != (dataset.shuffle is not False):
+        raise ConfigurationError(
+            f"shuffle={shuffle} here, shuffle={dataset.shuffle!r} in the StreamingDataset: give it in the dataset"
+        )
+    if not in_order:
+        raise ConfigurationError("in_order=False would let the workers' timing change the order: leave it out")

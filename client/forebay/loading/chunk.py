@@ -1,0 +1,98 @@
+"""What passes between the planner, the readers and the trainer: plain values that cross threads and processes."""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay.timing import Stage
+
+Int64 = npt.NDArray[np.int64]
+
+
+class PieceFile(NamedTuple):
+    """Where the local form of a piece lies. `inode` and `size` are 0 while the daemon still fills it.
+
+    `offset` and `length` bound the piece in a file that holds more (a source read in place); length 0: the whole file.
+    """
+
+    piece: int
+    path: str
+    inode: int
+    size: int
+    offset: int
+    length: int
+    #: The user's own file, read where it lies: links are followed, no lock is taken.
+    in_place: bool = False
+
+
+class StepEnd(NamedTuple):
+    """Where the loader stands once a step was handed out, and the number of that step over all epochs."""
+
+    epoch: int
+    position: int
+    step: int
+    last_of_epoch: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Consecutive steps of one rank, read together.
+
+    offsets: [steps + 1], the cut of the samples into steps; the other arrays are [samples], as in `RankPlan`.
+    ends: one for each step.
+    files: every piece of the chunk.
+    retired: pieces that no later chunk wants; whoever has them open may close them.
+    """
+
+    epoch: int
+    offsets: Int64
+    sample_id: Int64
+    piece: Int64
+    row: Int64
+    position: Int64
+    is_pad: npt.NDArray[np.bool_]
+    ends: tuple[StepEnd, ...]
+    files: tuple[PieceFile, ...]
+    retired: tuple[int, ...] = ()
+
+    def with_files(self, files: tuple[PieceFile, ...]) -> "Chunk":
+        """The same samples in other places."""
+        return replace(self, files=files)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's data with what the trainer's thread needs to hand it over."""
+
+    data: Any
+    end: StepEnd
+    samples: int
+    stages: tuple[Stage, ...]
+
+    def pin_memory(self) -> "Batch":
+        """With its tensors in pinned memory; torch's loader calls it too."""
+        from torch.utils.data._utils.pin_memory import pin_memory
+
+        return replace(self, data=pin_memory(self.data))
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A reader found files gone, or (`gone=False`) waited long for one that is still being filled.
+
+    The chunk has to be leased and read again.
+    """
+
+    chunk: Chunk
+    message: str
+    gone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A chunk that cannot be read, for a reason that forebay knows: the error's class name and message."""
+
+    error: str
+    message: str

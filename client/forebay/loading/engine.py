@@ -1,0 +1,113 @@
+"""One loader's running machinery: a planner over a daemon session, and a delivery that reads what it plans.
+
+It runs on over the epochs' borders, so the first batch of a later epoch is there as soon as any other; it is started
+again only where the trainer goes somewhere else than straight on. All methods are called by the trainer's thread; what
+runs beside it are the planner's thread and the readers.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forebay.daemon_client import DaemonClient
+from forebay.loading.chunk import Batch, PieceFile
+from forebay.loading.delivery import Delivery
+from forebay.loading.lookahead import Depth, Leases, Lookahead
+from forebay.order import Order, Split
+from forebay.session import Session
+from forebay.timing import BatchTiming, time_batch
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Where an engine's pieces come from: one dataset of one daemon, as one rank reads it."""
+
+    client: DaemonClient
+    dataset_id: str
+    columns: tuple[str, ...]
+    label: str
+    order: Order
+    split: Split
+    rank: int
+
+    def connect(self) -> Leases:
+        """Opens the session."""
+        return _SessionLeases(self.client.open_session(self.dataset_id, self.columns, self.label))
+
+
+class Engine:
+    """Batches in order from anywhere."""
+
+    def __init__(self, feed: Feed, delivery: Delivery, depth: Depth) -> None:
+        self._feed, self._delivery, self._depth = feed, delivery, depth
+        self._lookahead: Lookahead | None = None
+        self._next: tuple[int, int] | None = None
+
+    def seek(self, epoch: int, position: int) -> None:
+        """The next batch is the one at this place. Costs nothing where that is so already."""
+        if self._next == (epoch, position):
+            return
+        self._stop()
+        self._lookahead = Lookahead(
+            self._feed.order,
+            self._feed.split,
+            self._feed.rank,
+            self._feed.connect,
+            start=(epoch, position),
+            depth=self._depth,
+        )
+        self._delivery.start(self._lookahead)
+        self._next = (epoch, position)
+
+    def next(self) -> tuple[Batch, BatchTiming]:
+        """The next batch, and how long the trainer was blocked for it. After an error, `seek` starts anew."""
+        assert self._lookahead is not None
+        blocked_from = time.monotonic()
+        try:
+            batch = self._delivery.next()
+        except BaseException:
+            self._next = None
+            raise
+        blocked_until = time.monotonic()
+        self._lookahead.delivered(batch.end)
+        self._next = (batch.end.epoch, batch.end.position)
+        timing = time_batch(
+            batch.stages, blocked_from, blocked_until, step=batch.end.step, samples=batch.samples, at=time.time()
+        )
+        return batch, timing
+
+    def close(self) -> None:
+        """Ends the session, the threads and the workers. Idempotent."""
+        self._stop()
+        self._delivery.close()
+
+    def _stop(self) -> None:
+        self._next = None
+        if self._lookahead is not None:
+            self._lookahead.close()
+            self._lookahead = None
+
+
+class _SessionLeases:
+    """A session, in the planner's terms."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.publish = session.publish
+        self.report = session.report
+        self.release = session.release
+        self.close = session.close
+
+    def lease(self, pieces: Sequence[int]) -> list[PieceFile]:
+        return [
+            PieceFile(
+                lease.piece,
+                str(lease.path),
+                0 if lease.pending else lease.inode,
+                0 if lease.pending else lease.size,
+                lease.offset,
+                lease.length,
+                in_place=lease.in_place,
+            )
+            for lease in self._session.acquire(pieces)
+        ]

@@ -1,0 +1,360 @@
+"""The planner: one thread that turns the order into chunks whose pieces are leased, some steps ahead of the trainer.
+
+It plans many steps at once, leases their pieces in one call, tells the daemon what will be needed and where the trainer
+is, and gives leases back when the trainer has passed them. It runs over the epochs' borders without end. It never waits
+for a piece to arrive: a chunk may name files that are still being filled, and its reader waits for them.
+
+`next_chunk` and `lease_again` are called by readers (threads of delivery, or the trainer's thread inside torch's
+loader), `delivered` and `close` by the trainer's thread. `_condition` guards what both sides touch; no call to the
+daemon is made under it.
+"""
+
+import heapq
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from forebay.loading.chunk import Chunk, Int64, PieceFile, StepEnd
+from forebay.order import Order, Split
+from forebay.order.plan import RankPlan
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 1.0
+_BLOCK_STEPS = 32
+_BLOCK_SAMPLES = 16384
+
+
+class Leases(Protocol):
+    """What the planner wants of a session with the daemon. Positions are epoch × samples + position."""
+
+    def publish(self, pieces: Int64, first: Int64, last: Int64) -> None: ...
+
+    def report(self, position: int, positions_per_second: float) -> None: ...
+
+    def lease(self, pieces: Sequence[int]) -> list[PieceFile]: ...
+
+    def release(self, pieces: Sequence[int]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How far the planner runs ahead.
+
+    steps: planned and not yet with the trainer, at most. chunk_steps: read together, at most. readers: how many there
+    are; chunks go round among them.
+    """
+
+    steps: int
+    chunk_steps: int
+    readers: int
+
+
+class Closed(Exception):
+    """The planner was closed."""
+
+
+class Lookahead:
+    """Plans from (epoch, position) on. Starts its thread when made; owns the session, which `connect` opens there."""
+
+    def __init__(
+        self,
+        order: Order,
+        split: Split,
+        rank: int,
+        connect: Callable[[], Leases],
+        *,
+        start: tuple[int, int],
+        depth: Depth,
+    ) -> None:
+        self._order, self._split, self._rank, self._depth = order, split, rank, depth
+        self._connect = connect
+        self._session: Leases | None = None
+        self._start = start
+        self._condition = threading.Condition()
+        self._ready: deque[Chunk] = deque()
+        self._outstanding = 0
+        self._delivered = start[0] * order.samples + start[1]
+        self._failure: BaseException | None = None
+        self._closing = False
+        self._holdings = _Holdings(depth.readers)
+        self._rate = _Rate(self._delivered)
+        self._reported_at = 0.0
+        self._thread = threading.Thread(target=self._run, name="forebay-lookahead", daemon=True)
+        self._thread.start()
+
+    def next_chunk(self) -> Chunk:
+        """The next chunk, waiting for the planner. Raises what the planner failed with, or `Closed`."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._ready or self._failure or self._closing)
+            if self._ready:
+                return self._ready.popleft()
+            raise self._failure or Closed
+
+    def lease_again(self, chunk: Chunk) -> Chunk:
+        """The chunk with its pieces leased anew, after a reader found files gone."""
+        session = self._session
+        if session is None or self._closing:
+            raise Closed
+        return chunk.with_files(tuple(session.lease([file.piece for file in chunk.files])))
+
+    def delivered(self, end: StepEnd) -> None:
+        """A step is with the trainer."""
+        with self._condition:
+            self._delivered = end.epoch * self._order.samples + end.position
+            self._outstanding -= 1
+            if self._outstanding + self._depth.chunk_steps <= self._depth.steps:
+                self._condition.notify_all()
+
+    def close(self, timeout_seconds: float = 5.0) -> None:
+        """Ends the thread and the session. Idempotent."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_seconds)
+
+    def _run(self) -> None:
+        try:
+            self._session = self._connect()
+            for chunk in self._chunks(self._session):
+                self._put(chunk, self._session)
+        except Closed:
+            pass
+        except BaseException as error:
+            with self._condition:
+                self._failure = error
+                self._condition.notify_all()
+        finally:
+            if self._session is not None:
+                self._session.close()
+
+    def _put(self, chunk: Chunk, session: Leases) -> None:
+        steps = len(chunk.ends)
+        while True:
+            with self._condition:
+                room = self._condition.wait_for(lambda: self._closing or self._has_room(steps), HEARTBEAT_SECONDS)
+                if self._closing:
+                    raise Closed
+                if room:
+                    self._outstanding += steps
+                    self._ready.append(chunk)
+                    self._condition.notify_all()
+            self._keep_in_touch(session)
+            if room:
+                return
+
+    def _has_room(self, steps: int) -> bool:
+        return self._outstanding == 0 or self._outstanding + steps <= self._depth.steps
+
+    def _keep_in_touch(self, session: Leases) -> None:
+        """Reports the position, gives passed leases back, looks after pieces that take long."""
+        position = self._delivered
+        passed = self._holdings.passed(position)
+        if passed:
+            session.release(passed)
+        now = time.monotonic()
+        if now - self._reported_at < HEARTBEAT_SECONDS:
+            return
+        self._reported_at = now
+        session.report(position, self._rate.update(position, now))
+        waiting = self._holdings.still_pending()
+        if waiting:
+            self._holdings.take(session.lease(waiting), {})
+
+    def _chunks(self, session: Leases) -> Iterator[Chunk]:
+        epoch, position = self._start
+        steps = 1
+        while True:
+            order = self._order.epoch(epoch)
+            bounds = self._bounds(epoch, position)
+            publish = True
+            while position < order.samples:
+                if self._closing:
+                    raise Closed
+                block = order.plan(position, self._block_steps(steps), split=self._split, rank=self._rank)
+                if block.steps == 0:
+                    break
+                self._lease(session, block, bounds)
+                if publish:
+                    self._publish(session, epoch, position)
+                    publish = False
+                yield from self._cut(epoch, position, block, steps)
+                position = int(block.after[-1])
+                steps = min(2 * steps, _BLOCK_STEPS)
+            epoch, position = epoch + 1, 0
+
+    def _block_steps(self, steps: int) -> int:
+        return max(1, min(steps, _BLOCK_SAMPLES * self._split.world_size // self._split.global_batch))
+
+    def _bounds(self, epoch: int, position: int) -> Int64:
+        """For each piece the position, over all epochs, at which this epoch is done with it."""
+        needs = self._order.epoch(epoch).needs(position, split=self._split, rank=self._rank)
+        last = np.zeros(int(needs.pieces.max(initial=-1)) + 1, dtype=np.int64)
+        np.maximum.at(last, needs.pieces, needs.last)
+        return last + epoch * self._order.samples
+
+    def _publish(self, session: Leases, epoch: int, position: int) -> None:
+        """This epoch's needs and the next one's."""
+        samples = self._order.samples
+        here = self._order.epoch(epoch).needs(position, split=self._split, rank=self._rank)
+        there = self._order.epoch(epoch + 1).needs(0, split=self._split, rank=self._rank)
+        base, following = epoch * samples, (epoch + 1) * samples
+        session.publish(
+            np.concatenate([here.pieces, there.pieces]),
+            np.concatenate([here.first + base, there.first + following]),
+            np.concatenate([here.last + base, there.last + following]),
+        )
+
+    def _lease(self, session: Leases, block: RankPlan, bounds: Int64) -> None:
+        pieces, first = np.unique(block.piece, return_index=True)
+        in_order = pieces[np.argsort(first)].tolist()
+        until = {piece: int(bounds[piece]) for piece in in_order}
+        missing = self._holdings.missing(until)
+        if missing:
+            self._holdings.take(session.lease(missing), until)
+
+    def _cut(self, epoch: int, position: int, block: RankPlan, steps: int) -> Iterator[Chunk]:
+        first_step = self._split.steps(self._order.samples) - self._split.steps(self._order.samples, position)
+        number = epoch * self._split.steps(self._order.samples) + first_step
+        start = 0
+        while start < block.steps:
+            stop = self._chunk_end(block, start, min(steps, self._depth.chunk_steps))
+            yield self._chunk(epoch, block, start, stop, number)
+            start = stop
+
+    def _chunk_end(self, block: RankPlan, start: int, most: int) -> int:
+        """A step whose pieces have not all arrived is not read together with one before it."""
+        stop = start + 1
+        while stop < min(start + most, block.steps):
+            if self._holdings.any_pending(_pieces(block, stop, stop + 1)):
+                break
+            stop += 1
+        return stop
+
+    def _chunk(self, epoch: int, block: RankPlan, start: int, stop: int, number: int) -> Chunk:
+        cut = slice(int(block.offsets[start]), int(block.offsets[stop]))
+        return Chunk(
+            epoch=epoch,
+            offsets=block.offsets[start : stop + 1] - block.offsets[start],
+            sample_id=block.sample_id[cut],
+            piece=block.piece[cut],
+            row=block.row[cut],
+            position=block.position[cut],
+            is_pad=block.is_pad[cut],
+            ends=tuple(self._end(epoch, block, step, number) for step in range(start, stop)),
+            files=self._holdings.files(_pieces(block, start, stop)),
+            retired=self._holdings.retired(),
+        )
+
+    def _end(self, epoch: int, block: RankPlan, step: int, number: int) -> StepEnd:
+        after = int(block.after[step])
+        if after == self._order.samples:
+            return StepEnd(epoch + 1, 0, number + step, last_of_epoch=True)
+        return StepEnd(epoch, after, number + step, last_of_epoch=False)
+
+
+def _pieces(block: RankPlan, start: int, stop: int) -> list[int]:
+    pieces: list[int] = np.unique(block.piece[block.offsets[start] : block.offsets[stop]]).tolist()
+    return pieces
+
+
+class _Holdings:
+    """The leases of one planner: which pieces, where they lie, until which position. Used by its thread alone."""
+
+    def __init__(self, readers: int) -> None:
+        self._readers = readers
+        self._files: dict[int, PieceFile] = {}
+        self._until: dict[int, int] = {}
+        self._by_end: list[tuple[int, int]] = []
+        self._pending: set[int] = set()
+        self._retiring: deque[list[int]] = deque()
+        self._passed: list[int] = []
+
+    def missing(self, until: dict[int, int]) -> list[int]:
+        """Those of the pieces that are not held; those held are held on until then."""
+        for piece, end in until.items():
+            if piece in self._files:
+                self._hold(piece, end)
+        return [piece for piece in until if piece not in self._files]
+
+    def take(self, files: Iterable[PieceFile], until: dict[int, int]) -> None:
+        """Leases came in, new ones or for pieces that are held."""
+        for file in files:
+            self._files[file.piece] = file
+            if file.inode:
+                self._pending.discard(file.piece)
+            else:
+                self._pending.add(file.piece)
+            if file.piece in until:
+                self._hold(file.piece, until[file.piece])
+
+    def files(self, pieces: Iterable[int]) -> tuple[PieceFile, ...]:
+        """Where the pieces lie."""
+        return tuple(self._files[piece] for piece in pieces)
+
+    def any_pending(self, pieces: Iterable[int]) -> bool:
+        """True where one of the pieces has not arrived yet."""
+        return any(self._is_pending(piece) for piece in pieces)
+
+    def still_pending(self) -> list[int]:
+        """The pieces that have not arrived yet."""
+        return [piece for piece in list(self._pending) if self._is_pending(piece)]
+
+    def passed(self, position: int) -> list[int]:
+        """Takes out the pieces that are not wanted at `position` or later."""
+        passed = []
+        while self._by_end and self._by_end[0][0] <= position:
+            end, piece = heapq.heappop(self._by_end)
+            if self._until.get(piece) == end:
+                del self._until[piece], self._files[piece]
+                self._pending.discard(piece)
+                passed.append(piece)
+        self._passed += passed
+        return passed
+
+    def retired(self) -> tuple[int, ...]:
+        """For the next chunk: the pieces given back since its reader's last one."""
+        self._retiring.append(self._passed)
+        self._passed = []
+        while len(self._retiring) > self._readers:
+            self._retiring.popleft()
+        return tuple({piece for pieces in self._retiring for piece in pieces if piece not in self._files})
+
+    def _hold(self, piece: int, end: int) -> None:
+        if self._until.get(piece, -1) < end:
+            self._until[piece] = end
+            heapq.heappush(self._by_end, (end, piece))
+
+    def _is_pending(self, piece: int) -> bool:
+        if piece not in self._pending:
+            return False
+        if os.path.lexists(self._files[piece].path):
+            self._pending.discard(piece)
+            return False
+        return True
+
+
+class _Rate:
+    """Positions per second, smoothed over some ten seconds."""
+
+    def __init__(self, position: int) -> None:
+        self._position, self._at, self._rate = position, time.monotonic(), 0.0
+
+    def update(self, position: int, now: float) -> float:
+        elapsed = now - self._at
+        if elapsed > 0:
+            measured = max(0.0, (position - self._position) / elapsed)
+            weight = min(1.0, elapsed / 10.0) if self._rate else 1.0
+            self._rate += weight * (measured - self._rate)
+            self._position, self._at = position, now
+        return self._rate

@@ -1,0 +1,136 @@
+"""The position of a loader, and its one form outside the process: a small JSON object (pure).
+
+`position` counts the samples of the epoch that were handed to the trainer over all ranks: it moves when a batch is
+yielded, never when it is fetched. The last batch of an epoch commits (epoch + 1, 0), so a state taken at the end of an
+epoch resumes at the start of the next. The state is the same on every rank and fits any framework's way of saving it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from forebay_core.errors import StateError, StateMismatch
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a state is bound to: the dataset, and all that decides the order of its samples."""
+
+    fingerprint: str
+    samples: int
+    order: Mapping[str, Any]
+
+    def differences(self, other: "Identity") -> list[str]:
+        """One phrase for each field that differs, `other` being the loaded state."""
+        found = []
+        if other.fingerprint != self.fingerprint:
+            found.append(
+                f"dataset.fingerprint is {self.fingerprint[:19]}… here, {other.fingerprint[:19]}… in the state"
+            )
+        if other.samples != self.samples:
+            found.append(f"dataset.samples is {self.samples} here, {other.samples} in the state")
+        for name in sorted({*self.order, *other.order}):
+            here, there = self.order.get(name), other.order.get(name)
+            if here != there:
+                found.append(f"order.{name} is {here!r} here, {there!r} in the state")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """A state as it was read; checked for its form, not yet against a dataset."""
+
+    identity: Identity
+    epoch: int
+    position: int
+    last_global_batch: int | None
+
+
+class Progress:
+    """Where one loader is. Moved by the trainer's thread alone."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.position = 0
+        self.last_global_batch: int | None = None
+        #: The next iteration goes on here instead of beginning the next epoch.
+        self.resuming = False
+        self._loaded = False
+
+    def begin(self) -> tuple[int, int]:
+        """An iteration starts: where? An iteration that was left in mid-epoch is followed by the next epoch."""
+        if self.position > 0 and not self.resuming:
+            self.epoch, self.position = self.epoch + 1, 0
+        self.resuming = self._loaded = False
+        return self.epoch, self.position
+
+    def commit(self, epoch: int, position: int, global_batch: int) -> None:
+        """A batch was handed out; all before (epoch, position) is with the trainer."""
+        self.epoch, self.position, self.last_global_batch = epoch, position, global_batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch of the next iteration; the present one keeps its position."""
+        if epoch == self.epoch:
+            self.resuming = self.position > 0
+            return
+        if self._loaded:
+            raise StateError(
+                f"set_epoch({epoch}) would drop the loaded position (epoch {self.epoch}, position {self.position}): "
+                f"start the epoch loop at loader.epoch, or iterate once before choosing another epoch"
+            )
+        self.epoch, self.position, self.resuming = epoch, 0, False
+
+    def load(self, state: SavedState) -> None:
+        """Takes a checked state over."""
+        self.epoch, self.position = state.epoch, state.position
+        self.last_global_batch = state.last_global_batch
+        self.resuming = self._loaded = True
+
+    def encode(self, identity: Identity) -> dict[str, Any]:
+        """The state as JSON values, under 1 KB."""
+        return {
+            "version": STATE_VERSION,
+            "dataset": {"fingerprint": identity.fingerprint, "samples": identity.samples},
+            "order": dict(identity.order),
+            "epoch": self.epoch,
+            "position": self.position,
+            "last_global_batch": self.last_global_batch,
+        }
+
+
+def decode(state: Mapping[str, Any]) -> SavedState:
+    """Reads a state; `StateError` where it is not one, or of a newer version."""
+    try:
+        version = state["version"]
+        if version != STATE_VERSION:
+            raise StateError(
+                f"the state has version {version!r}, this forebay reads version {STATE_VERSION}: "
+                f"load it with the forebay that wrote it, or a newer one"
+            )
+        dataset, order = state["dataset"], state["order"]
+        identity = Identity(str(dataset["fingerprint"]), int(dataset["samples"]), dict(order))
+        last = state.get("last_global_batch")
+        saved = SavedState(identity, int(state["epoch"]), int(state["position"]), None if last is None else int(last))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StateError(
+            f"not a state of a forebay loader ({type(error).__name__}: {error}): give what state_dict() returned"
+        ) from error
+    if saved.epoch < 0 or not 0 <= saved.position <= saved.identity.samples:
+        raise StateError(
+            f"the state's epoch {saved.epoch} and position {saved.position} do not exist in a dataset of "
+            f"{saved.identity.samples} samples"
+        )
+    return saved
+
+
+def check(saved: SavedState, here: Identity) -> None:
+    """Raises `StateMismatch`, naming the fields, where the state belongs to another sequence."""
+    differences = here.differences(saved.identity)
+    if differences:
+        raise StateMismatch(
+            "the state is of another sequence of samples: "
+            + "; ".join(differences)
+            + "; make the loader as it was, or load_state_dict(state, strict=False) to keep only epoch and position"
+        )

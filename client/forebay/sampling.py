@@ -1,0 +1,60 @@
+"""The random numbers of a sample: a generator from (seed, epoch, sample id) and nothing else.
+
+So a sample is augmented alike in any topology, after any resume, in any worker, and differently in each epoch. The
+generator is handed to a transform that has a parameter `rng`, and to any code it calls by `sample_rng()`. The process's
+global generators are never touched here: in threads that would change dropout in the trainer.
+"""
+
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from forebay.order.philox import seed_digest
+from forebay_core.errors import StateError
+
+SAMPLE_DOMAIN = 64
+"""Domain of the Philox key; the order's domains are smaller."""
+
+_current = threading.local()
+
+
+class SampleStream:
+    """The generators of one dataset's samples."""
+
+    def __init__(self, seed: int) -> None:
+        self._key = np.array([seed_digest(seed), SAMPLE_DOMAIN], dtype=np.uint64)
+
+    def generator(self, epoch: int, sample_id: int) -> np.random.Generator:
+        """A fresh generator for this sample in this epoch."""
+        counter = np.array([0, 0, sample_id, epoch], dtype=np.uint64)
+        return np.random.Generator(np.random.Philox(counter=counter, key=self._key))
+
+    def call(self, function: Callable[..., Any], sample: Any, epoch: int, sample_id: int, *, with_rng: bool) -> Any:
+        """`function(sample)`, with the sample's generator within its reach."""
+        _current.stream, _current.at, _current.generator = self, (epoch, sample_id), None
+        try:
+            return function(sample, rng=sample_rng()) if with_rng else function(sample)
+        finally:
+            _current.stream = None
+
+
+def sample_rng() -> np.random.Generator:
+    """The generator of the sample that is being transformed in this thread. `StateError` outside a transform."""
+    stream: SampleStream | None = getattr(_current, "stream", None)
+    if stream is None:
+        raise StateError("forebay.sample_rng() has a meaning only inside a transform, while a sample passes through it")
+    if _current.generator is None:
+        _current.generator = stream.generator(*_current.at)
+    generator: np.random.Generator = _current.generator
+    return generator
+
+
+def takes_rng(function: Callable[..., Any]) -> bool:
+    """True where a transform has a parameter named `rng`."""
+    try:
+        return "rng" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
