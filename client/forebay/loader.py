@@ -42,8 +42,8 @@ class DataLoader(TorchDataLoader[Any]):
     """Loads a `StreamingDataset` in batches, exactly once an epoch over all ranks, resumable anywhere.
 
     The parameters up to `in_order` are torch's, with torch's meaning. A value given here and in the dataset must be
-    the same; a batch size that is not given is the dataset's, else 1. `shuffle`, `sampler` and `batch_sampler` belong to the
-    dataset's order and are refused where they contradict it; `drop_last=True` is `tail="drop"`.
+    the same; a batch size that is not given is the dataset's, else 1. `shuffle`, `sampler` and `batch_sampler` belong
+    to the dataset's order and are refused where they contradict it; `drop_last=True` is `tail="drop"`.
 
     Args:
         worker_type: `"process"` (torch's worker processes) or `"thread"`. None: processes. Without workers, a

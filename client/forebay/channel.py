@@ -1,0 +1,212 @@
+"""The process's gRPC channels to daemons, one per socket, opened on the first call and closed around every fork.
+
+gRPC does not survive a fork with an open channel: children hang or get errors. So before a fork, on the thread that
+forks, new calls are held back, calls in flight get `DRAIN_SECONDS` to end and are then cancelled by closing their
+channel, and the fork happens with no channel open. Both processes open channels again when they next call; a call that
+was cancelled so is made again by `call` itself, so callers see nothing of it. With `GRPC_ENABLE_FORK_SUPPORT=0` gRPC's
+own part of this is off and a child can hang for ever: there a child of a process that used gRPC gets an error instead.
+
+`call` may be used from any thread. It imports gRPC: a process that never calls never loads it. Every failure is an
+error of `forebay_core.errors`.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from forebay_core.errors import DaemonError, DaemonUnavailable, ForebayError, InternalError, by_name
+
+if TYPE_CHECKING:
+    import grpc
+    from google.protobuf.message import Message
+
+DRAIN_SECONDS = 1.0
+ERROR_KEY = "forebay-error"
+_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.enable_http_proxy", 0),
+)
+Reply = TypeVar("Reply", bound="Message")
+
+
+class _Forked(Exception):
+    """The call was cancelled because this process forked."""
+
+
+keepers = []
+class Channels:
+    """The open channels of one process. `condition` guards all fields; it is held by the forking thread during a fork.
+
+    The condition's lock is re-entrant, so a signal handler that forks inside a call's bookkeeping does not deadlock.
+    """
+
+    def __init__(self) -> None:
+        self.condition = threading.Condition(threading.RLock())
+        self.used = False
+        self._open: dict[Path, grpc.Channel] = {}
+        self._in_flight = 0
+        self._closing = False
+        self._generation = 0
+
+    @contextmanager
+    def channel(self, socket: Path) -> Iterator["grpc.Channel"]:
+        """The channel to the socket, for one call; a failure of the body after a fork becomes `_Forked`."""
+        with self.condition:
+            self.condition.wait_for(lambda: not self._closing)
+            channel = self._open.get(socket) or self._connect(socket)
+            generation = self._generation
+            self._in_flight += 1
+        try:
+            yield channel
+        except Exception as error:
+            if generation != self._generation:
+                raise _Forked from error
+            raise
+        finally:
+            with self.condition:
+                self._in_flight -= 1
+                self.condition.notify_all()
+
+    def _connect(self, socket: Path) -> "grpc.Channel":
+        import grpc
+
+        if not self.used:
+            keepers.append(grpc.insecure_channel("unix:/"))
+        self.used = True
+        channel = grpc.insecure_channel(f"unix:{socket}", options=_OPTIONS)
+        self._open[socket] = channel
+        return channel
+
+    def before_fork(self) -> None:
+        """Closes every channel and keeps new calls out until `after_fork`."""
+        self.condition.acquire()
+        self._closing = True
+        self.condition.wait_for(lambda: self._in_flight == 0, DRAIN_SECONDS)
+        self._generation += 1
+        for channel in self._open.values():
+            channel.close()
+        self._open.clear()
+        self.condition.wait_for(lambda: self._in_flight == 0, DRAIN_SECONDS)
+
+    def after_fork(self) -> None:
+        """Lets calls in again, in the process that forked."""
+        self._closing = False
+        self.condition.notify_all()
+        self.condition.release()
+
+
+class _Process:
+    """This process's channels, and whether an ancestor made calls before it forked."""
+
+    def __init__(self) -> None:
+        self.channels = Channels()
+        self.ancestor_used = False
+
+    def before_fork(self) -> None:
+        self.channels.before_fork()
+
+    def after_fork_in_parent(self) -> None:
+        self.channels.after_fork()
+
+    def after_fork_in_child(self) -> None:
+        self.ancestor_used |= self.channels.used
+        self.channels = Channels()
+
+
+_process = _Process()
+os.register_at_fork(
+    before=_process.before_fork,
+    after_in_parent=_process.after_fork_in_parent,
+    after_in_child=_process.after_fork_in_child,
+)
+
+
+def fork_is_safe() -> bool:
+    """Whether a child forked from a process that calls daemons can call them too; spawned ones always can."""
+    return os.environ.get("GRPC_ENABLE_FORK_SUPPORT", "").strip().lower() not in ("0", "false", "no", "off")
+
+
+def call(
+    socket: Path, method: str, request: "Message", reply: type[Reply], *, timeout_seconds: float | None = None
+) -> Reply:
+    """One unary call of the daemon's service; `timeout_seconds` bounds each try.
+
+    Raises `DaemonUnavailable` when there is no answer (it may be tried again), else the error that the daemon raised.
+    """
+
+    def run(channel: "grpc.Channel") -> Reply:
+        bound = channel.unary_unary(
+            _path(method), request_serializer=type(request).SerializeToString, response_deserializer=reply.FromString
+        )
+        answer: Reply = bound(request, timeout=timeout_seconds)
+        return answer
+
+    return _run(socket, run)
+
+
+def stream(
+    socket: Path,
+    method: str,
+    requests: Sequence["Message"],
+    reply: type[Reply],
+    *,
+    timeout_seconds: float | None = None,
+) -> Reply:
+    """Like `call`, with a stream of at least one request."""
+
+    def run(channel: "grpc.Channel") -> Reply:
+        bound = channel.stream_unary(
+            _path(method),
+            request_serializer=type(requests[0]).SerializeToString,
+            response_deserializer=reply.FromString,
+        )
+        answer: Reply = bound(iter(requests), timeout=timeout_seconds)
+        return answer
+
+    return _run(socket, run)
+
+
+def _path(method: str) -> str:
+    return f"/forebay.v1.DaemonService/{method}"
+
+
+def _run(socket: Path, attempt: Callable[["grpc.Channel"], Reply]) -> Reply:
+    if _process.ancestor_used and not fork_is_safe():
+        raise DaemonError(
+            "this process was forked from one that had called the daemon, and GRPC_ENABLE_FORK_SUPPORT=0 makes that "
+            "hang; unset it, or start processes with forkserver or spawn"
+        )
+    import grpc
+
+    while True:
+        try:
+            with _process.channels.channel(socket) as channel:
+                return attempt(channel)
+        except _Forked:
+            continue
+        except grpc.RpcError as error:
+            raise translate(error, socket) from None
+
+
+def translate(error: Any, socket: Path) -> ForebayError:
+    """The error that a failed call stands for: the daemon's own class where it named one."""
+    details = " ".join(str(error.details() or "").split())
+    for key, value in error.trailing_metadata() or ():
+        if key == ERROR_KEY:
+            return by_name(value if isinstance(value, str) else value.decode())(details)
+    return _by_status(error.code().name, details, socket)
+
+
+def _by_status(status: str, details: str, socket: Path) -> ForebayError:
+    if status in ("UNAVAILABLE", "CANCELLED", "ABORTED"):
+        return DaemonUnavailable(f"no answer from the daemon at {socket} ({details or status})")
+    if status == "DEADLINE_EXCEEDED":
+        return DaemonUnavailable(f"the daemon at {socket} took too long to answer; its log says what it does")
+    if status == "UNIMPLEMENTED":
+        return DaemonError(f"the daemon at {socket} is of another version than this client ({details}); restart it")
+    return InternalError(f"the daemon at {socket} failed: {details or status}; its log has the details")

@@ -1,0 +1,176 @@
+"""Starts the user's own daemon when none runs, once however many processes ask at the same time.
+
+All starts of a user are serialised by one lock in the runtime directory, held until the new daemon serves: the others
+then find it answering. The daemon is handed over to init and has a session of its own, so it outlives this process and
+leaves no zombie in it; its standard output is a pipe on which it says that it serves, and whose end says that it died.
+The lock's file stays (unlinking a lock file lets two owners in); the lock itself ends with its holder. Called from any
+thread; blocks until the daemon serves, at most `START_SECONDS`.
+"""
+
+import fcntl
+import logging
+import os
+import select
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from forebay.address import Address
+from forebay.place import Place, choose_place
+from forebay_core.errors import ConfigurationError, DaemonUnavailable
+
+START_SECONDS = 20.0
+_LOG_BYTES = 1 << 20
+_POLL_SECONDS = 0.05
+_logger = logging.getLogger("forebay")
+
+
+def ensure_running(address: Address, environment: Mapping[str, str]) -> None:
+    """Returns when a daemon answers at the address; starts one with this environment where none does.
+
+    Raises `DaemonUnavailable` with the last line of its log when the daemon ends instead of serving, and
+    `ConfigurationError` when somebody else owns the runtime directory.
+    """
+    directory = claim_directory(address.socket.parent)
+    if answers(address.socket):
+        return
+    deadline = time.monotonic() + START_SECONDS
+    with _locked(directory / "spawn.lock", deadline):
+        _until(lambda: answers(address.socket) or not is_locked(Path(f"{address.socket}.lock")), deadline)
+        if not answers(address.socket):
+            _start(address.socket, environment, deadline)
+
+
+def claim_directory(directory: Path) -> Path:
+    """The runtime directory, made with mode 0700 or found to be a directory that is this user's alone."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(mode=0o700)
+    except FileExistsError:
+        check_directory(directory)
+    return directory
+
+
+def check_directory(directory: Path) -> None:
+    """Refuses a directory through which another user could answer as our daemon."""
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise ConfigurationError(
+            f"{directory} is not a directory that only this user can write; remove it, or set XDG_RUNTIME_DIR"
+        )
+
+
+def answers(path: Path) -> bool:
+    """Whether something listens on the Unix socket now."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.setblocking(False)
+        try:
+            connection.connect(str(path))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return True
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a living process holds the lock of that file."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        return not _try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _start(socket_path: Path, environment: Mapping[str, str], deadline: float) -> None:
+    place = choose_place(environment, is_locked)
+    log = socket_path.with_suffix(".log")
+    _logger.info("starting a daemon of this user: %s; its log is %s", place.describe(), log)
+    reader, writer = os.pipe()
+    try:
+        _spawn(_command(socket_path, place), environment, writer, _open_log(log, place))
+    finally:
+        os.close(writer)
+    try:
+        _wait_until_serving(reader, log, deadline)
+    finally:
+        os.close(reader)
+
+
+def _command(socket_path: Path, place: Place) -> list[str]:
+    options = ["--embedded", "--json", "--socket", str(socket_path), *place.options()]
+    return [sys.executable, "-P", "-m", "forebay_server", *options]
+
+
+def _spawn(command: list[str], environment: Mapping[str, str], output: int, log: int) -> None:
+    """Through a shell that ends at once, so that the daemon is a child of init and not of the trainer."""
+    try:
+        subprocess.run(  # noqa: S603 - the command is our own
+            ["/bin/sh", "-c", '"$@" &', "sh", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=log,
+            env=dict(environment),
+            cwd="/",
+            start_new_session=True,
+            check=True,
+        )
+    finally:
+        os.close(log)
+
+
+def _open_log(log: Path, place: Place) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    if log.exists() and log.stat().st_size > _LOG_BYTES:
+        flags |= os.O_TRUNC
+    descriptor = os.open(log, flags, 0o600)
+    os.write(descriptor, f"forebay: an embedded daemon with {place.describe()}\n".encode())
+    return descriptor
+
+
+def _wait_until_serving(reader: int, log: Path, deadline: float) -> None:
+    ready, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
+    if not ready:
+        raise DaemonUnavailable(f"the daemon that was started does not serve after {START_SECONDS:.0f} s; see {log}")
+    if not os.read(reader, 1):
+        raise DaemonUnavailable(f"the daemon that was started has ended: {_last_line(log)} (its log is {log})")
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
+@contextmanager
+def _locked(path: Path, deadline: float) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        if not _until(lambda: _try_lock(descriptor), deadline):
+            raise DaemonUnavailable(f"another process has been starting a daemon for {START_SECONDS:.0f} s; see {path}")
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _until(condition: Callable[[], bool], deadline: float) -> bool:
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True

@@ -1,0 +1,181 @@
+"""The order of a dataset: what the loader, `describe()` and audits ask.
+
+An order is a pure function of (piece rows, seed, shuffle, options), and an epoch of it of the epoch's number too.
+World size, batch size, workers and cache are no part of it: a `Split` only cuts it. Objects are immutable and may be
+shared by threads; making one costs the pieces, never the samples.
+"""
+
+import operator
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from forebay.order import line, philox
+from forebay.order.lanes import Int64, cut_lanes
+from forebay.order.needs import Needs, needs
+from forebay.order.options import OrderOptions, Shuffle, resolve_lanes, resolve_window
+from forebay.order.plan import RankPlan, plan
+from forebay.order.sequence import Sequence
+from forebay.order.steps import Split
+from forebay.order.window import Window
+from forebay_core.errors import ConfigurationError
+
+_ALGORITHMS = {"window": "window-1", False: "sequential-1"}
+_KEPT_EPOCHS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The next sample of a lane."""
+
+    lane: int
+    offset: int
+    """How many samples the lane has handed out in this epoch."""
+    piece: int
+    row: int
+
+
+class EpochOrder:
+    """The order of one epoch. Made by `Order.epoch`. Raises `ConfigurationError` for positions outside [0, samples]."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        self._sequence = sequence
+
+    @property
+    def samples(self) -> int:
+        return self._sequence.samples
+
+    def sample_ids(self, start: int, stop: int) -> Int64:
+        """The sample at each position of [start, stop): int64[stop - start]."""
+        self._check(start)
+        self._check(stop)
+        place = self._sequence.places(np.arange(start, stop))
+        piece, row = self._sequence.rows(place, self._sequence.track.find(place))
+        return self._sequence.sample_ids(piece, row)
+
+    def plan(self, position: int, steps: int, *, split: Split, rank: int) -> RankPlan:
+        """What `rank` reads in the next steps from `position`: `steps` of them, fewer where the epoch ends."""
+        self._check(position)
+        return plan(self._sequence, position, steps, split=split, rank=rank)
+
+    def needs(self, position: int, *, split: Split, rank: int) -> Needs:
+        """Every piece that `rank` may still want from `position` on, with bounds of the positions at which."""
+        self._check(position)
+        return needs(self._sequence, position, split=split, rank=rank)
+
+    def places(self, position: int) -> list[Place]:
+        """Where each lane stands: its next sample at or after `position`. Lanes that are done are left out."""
+        self._check(position)
+        lanes = self._sequence.lanes
+        turn = lanes.turns_before(np.array(position))
+        lane = np.flatnonzero(turn < lanes.length)
+        place = self._sequence.places(turn[lane] * lanes.count + lanes.slot[lane])
+        piece, row = self._sequence.rows(place, self._sequence.track.find(place))
+        return [Place(*fields) for fields in zip(*(a.tolist() for a in (lane, turn[lane], piece, row)), strict=True)]
+
+    def _check(self, position: int) -> None:
+        if not 0 <= position <= self.samples:
+            raise ConfigurationError(f"position {position} is not in an epoch of {self.samples} samples")
+
+
+class Order:
+    """The order of a dataset.
+
+    piece_rows: rows of each piece, in the manifest's order; pieces without rows never appear.
+    seed: any integer.
+    shuffle: "window", or False for the order of the sample ids.
+    total_bytes: the data's size as the manifest states it, which caps the default window; 0 where unknown.
+
+    Raises `ConfigurationError` for arguments that cannot work. No samples are legal here; `Split.check` refuses them.
+    """
+
+    def __init__(
+        self,
+        piece_rows: SequenceOf[int] | Int64,
+        *,
+        seed: int,
+        shuffle: Shuffle = "window",
+        options: OrderOptions | None = None,
+        total_bytes: int = 0,
+    ) -> None:
+        if shuffle is not False and shuffle not in _ALGORITHMS:
+            raise ConfigurationError(f"shuffle={shuffle!r}: give 'window', or False")
+        options = options or OrderOptions()
+        rows = np.array(piece_rows, dtype=np.int64)
+        self._rows = rows
+        self._first_sample = np.cumsum(rows) - rows
+        self._seed = _integer("seed", seed)
+        self._shuffle = shuffle
+        self._sticky = options.sticky
+        self._digest = philox.seed_digest(self._seed)
+        self._lanes = cut_lanes(int(rows.sum()), resolve_lanes(options, shuffle))
+        self._window = 1
+        if shuffle:
+            self._window = resolve_window(
+                options.window,
+                samples=self.samples,
+                pieces=int(np.count_nonzero(rows)),
+                lanes=self.lanes,
+                total_bytes=total_bytes,
+            )
+        self._fixed_line = self._cut_line(0) if self._sticky or not shuffle else None
+        self._recent: tuple[tuple[int, EpochOrder], ...] = ()
+
+    @property
+    def algorithm(self) -> str:
+        return _ALGORITHMS[self._shuffle]
+
+    @property
+    def samples(self) -> int:
+        return self._lanes.samples
+
+    @property
+    def lanes(self) -> int:
+        return self._lanes.count
+
+    @property
+    def window(self) -> int:
+        """How far a sample may move in its lane, in samples; 1 without a shuffle."""
+        return self._window
+
+    def spec(self) -> dict[str, Any]:
+        """What a state records of the order, as JSON values. Equal specs over equal pieces are equal orders."""
+        return {
+            "algorithm": self.algorithm,
+            "seed": self._seed,
+            "lanes": self.lanes,
+            "window": self.window,
+            "sticky": self._sticky,
+        }
+
+    def epoch(self, epoch: int) -> EpochOrder:
+        """The order of one epoch, 0 or more. The two asked for last are kept."""
+        for number, made in self._recent:
+            if number == epoch:
+                return made
+        if epoch < 0:
+            raise ConfigurationError(f"epoch {epoch}: epochs count from 0")
+        made = EpochOrder(self._sequence(epoch))
+        self._recent = ((epoch, made), *self._recent)[:_KEPT_EPOCHS]
+        return made
+
+    def _cut_line(self, epoch: int) -> line.Parts:
+        pieces = np.flatnonzero(self._rows)
+        if self._shuffle:
+            pieces = line.permuted_pieces(self._rows, self._digest, epoch)
+        return line.cut_parts(pieces, self._rows, self._lanes)
+
+    def _sequence(self, epoch: int) -> Sequence:
+        parts = self._cut_line(epoch) if self._fixed_line is None else self._fixed_line
+        track = line.track(parts, self._lanes, self._digest, epoch) if self._shuffle else parts
+        window = Window(self._digest, epoch, self._lanes, self._window)
+        return Sequence(self._lanes, track, window, self._first_sample)
+
+
+def _integer(name: str, value: int) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ConfigurationError(f"{name}={value!r}: give an integer") from None

@@ -1,0 +1,188 @@
+"""The planner, over a session that answers from memory."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forebay.loading.chunk import Chunk, Int64, PieceFile
+from forebay.loading.lookahead import Closed, Depth, Lookahead
+from forebay.order import Order, OrderOptions, Split
+from forebay_core.errors import SourceUnreachable
+
+ROWS = [7, 0, 13, 20, 5, 9, 31, 4, 11]
+SPLIT = Split(2, 10)
+
+
+class Session:
+    """Answers every lease at once; counts what is held."""
+
+    def __init__(self, pending: dict[int, Path] | None = None, failing: int | None = None) -> None:
+        self.pending = pending or {}
+        self.failing = failing
+        self.held: set[int] = set()
+        self.needs: list[tuple[Int64, Int64, Int64]] = []
+        self.closed = threading.Event()
+
+    def publish(self, pieces: Int64, first: Int64, last: Int64) -> None:
+        self.needs.append((pieces, first, last))
+
+    def report(self, position: int, positions_per_second: float) -> None:
+        assert position >= 0
+        assert positions_per_second >= 0
+
+    def lease(self, pieces: Sequence[int]) -> list[PieceFile]:
+        if self.failing in pieces:
+            raise SourceUnreachable("the endpoint is down")
+        self.held |= set(pieces)
+        return [
+            PieceFile(piece, str(self.pending.get(piece, f"/pieces/{piece}")), int(piece not in self.pending), 0, 0, 0)
+            for piece in pieces
+        ]
+
+    def release(self, pieces: Sequence[int]) -> None:
+        self.held -= set(pieces)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@contextmanager
+def planning(
+    connect: Callable[[], Session], *, start: tuple[int, int] = (0, 0), depth: Depth | None = None, rank: int = 0
+) -> Iterator[Lookahead]:
+    order = Order(ROWS, seed=3, options=OrderOptions(lanes=4, window=6))
+    lookahead = Lookahead(order, SPLIT, rank, connect, start=start, depth=depth or Depth(8, 4, 1))
+    try:
+        yield lookahead
+    finally:
+        lookahead.close()
+
+
+def consume(lookahead: Lookahead, steps: int) -> list[Chunk]:
+    """Takes chunks as a trainer would, until `steps` steps are delivered."""
+    chunks = []
+    while steps > 0:
+        chunk = lookahead.next_chunk()
+        chunks.append(chunk)
+        for end in chunk.ends:
+            lookahead.delivered(end)
+        steps -= len(chunk.ends)
+    return chunks
+
+
+def sample_ids(chunks: list[Chunk]) -> list[int]:
+    return [int(sample) for chunk in chunks for sample in chunk.sample_id]
+
+
+@pytest.mark.parametrize("start", [(0, 0), (0, 30), (2, 95), (1, 99)])
+def test_chunks_are_the_orders_steps_on_over_the_epochs(start: tuple[int, int]) -> None:
+    order = Order(ROWS, seed=3, options=OrderOptions(lanes=4, window=6))
+    epoch, position = start
+    expected: list[int] = []
+    ends: list[tuple[int, int]] = []
+    for number in (epoch, epoch + 1):
+        plan = order.epoch(number).plan(position if number == epoch else 0, 100, split=SPLIT, rank=1)
+        expected += plan.sample_id.tolist()
+        ends += [(number, after) if after < 100 else (number + 1, 0) for after in plan.after.tolist()]
+    with planning(Session, start=start, rank=1) as lookahead:
+        chunks = consume(lookahead, len(ends))
+    assert sample_ids(chunks)[: len(expected)] == expected
+    planned = [(end.epoch, end.position) for chunk in chunks for end in chunk.ends]
+    assert planned[: len(ends)] == ends
+    assert [end.last_of_epoch for chunk in chunks for end in chunk.ends] == [position == 0 for _, position in planned]
+    steps = [end.step for chunk in chunks for end in chunk.ends]
+    assert all(after == before + 1 for before, after in pairwise(steps))
+
+
+def test_every_piece_of_a_chunk_is_leased_while_it_is_read_and_given_back_when_passed() -> None:
+    session = Session()
+    with planning(lambda: session) as lookahead:
+        for _ in range(60):
+            chunk = lookahead.next_chunk()
+            wanted = {int(piece) for piece in chunk.piece}
+            assert wanted == {file.piece for file in chunk.files}
+            assert wanted <= session.held
+            for end in chunk.ends:
+                lookahead.delivered(end)
+        assert session.closed.is_set() is False
+    assert session.closed.is_set()
+
+
+def test_pieces_that_a_reader_may_close_are_named_to_each_reader_and_are_not_in_its_chunk() -> None:
+    order = Order(ROWS, seed=3, options=OrderOptions(lanes=1, window=1))
+    session = Session()
+    lookahead = Lookahead(order, Split(1, 5), 0, lambda: session, start=(0, 0), depth=Depth(3, 1, 2))
+    open_in: list[set[int]] = [set(), set()]
+    try:
+        for number in range(60):
+            chunk = lookahead.next_chunk()
+            mine = open_in[number % 2]
+            mine -= set(chunk.retired)
+            mine |= {file.piece for file in chunk.files}
+            assert not set(chunk.retired) & {file.piece for file in chunk.files}
+            assert len(mine) <= 6
+            for end in chunk.ends:
+                lookahead.delivered(end)
+    finally:
+        lookahead.close()
+
+
+def test_no_more_is_planned_than_the_depth_allows() -> None:
+    def ask() -> None:
+        with pytest.raises(Closed):
+            lookahead.next_chunk()
+
+    with planning(Session, depth=Depth(4, 1, 1)) as lookahead:
+        for _ in range(4):
+            lookahead.next_chunk()
+        waiting = threading.Thread(target=ask)
+        waiting.start()
+        waiting.join(0.2)
+        assert waiting.is_alive()
+        lookahead.close()
+        waiting.join(5)
+        assert not waiting.is_alive()
+
+
+def test_a_step_whose_piece_is_in_fill_is_not_read_together_with_those_before_it(tmp_path: Path) -> None:
+    order = Order([50, 50], seed=0, shuffle=False)
+    session = Session(pending={1: tmp_path / "late"})
+    lookahead = Lookahead(order, Split(1, 10), 0, lambda: session, start=(0, 0), depth=Depth(64, 32, 1))
+    try:
+        chunks = consume(lookahead, 10)
+    finally:
+        lookahead.close()
+    for chunk in chunks:
+        pieces = set(chunk.piece.tolist())
+        assert pieces == {0} or (pieces == {1} and len(chunk.ends) == 1)
+
+
+def test_a_failure_of_the_session_reaches_whoever_waits_for_a_chunk() -> None:
+    def refuse() -> Session:
+        raise SourceUnreachable("the endpoint is down")
+
+    with planning(refuse) as lookahead, pytest.raises(SourceUnreachable, match="endpoint is down"):
+        lookahead.next_chunk()
+    order = Order(ROWS, seed=3, options=OrderOptions(lanes=4, window=6))
+    late = int(order.epoch(0).plan(60, 1, split=SPLIT, rank=0).piece[-1])
+    with planning(lambda: Session(failing=late)) as lookahead, pytest.raises(SourceUnreachable):
+        consume(lookahead, 10)
+
+
+def test_the_needs_that_are_published_hold_every_piece_of_this_epoch_and_the_next() -> None:
+    session = Session()
+    with planning(lambda: session, start=(3, 40)) as lookahead:
+        chunks = consume(lookahead, 12)
+    pieces, first, last = session.needs[0]
+    assert first.min() >= 3 * 100
+    assert last.max() <= 5 * 100
+    for chunk in chunks:
+        for piece, position in zip(chunk.piece.tolist(), chunk.position.tolist(), strict=True):
+            at = chunk.epoch * 100 + position
+            if at < 500:
+                assert np.any((pieces == piece) & (first <= at) & (at < last))
