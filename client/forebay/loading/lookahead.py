@@ -28,7 +28,7 @@ from forebay.order.plan import RankPlan
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
-_BLOCK_STEPS = 32
+_BLOCK_STEPS = 256
 _BLOCK_SAMPLES = 16384
 
 
@@ -89,6 +89,7 @@ class Lookahead:
         self._holdings = _Holdings(depth.readers)
         self._rate = _Rate(self._delivered)
         self._reported_at = 0.0
+        self._chunk_steps = 1
         self._thread = threading.Thread(target=self._run, name="forebay-lookahead", daemon=True)
         self._thread.start()
 
@@ -169,7 +170,7 @@ class Lookahead:
         session.report(position, self._rate.update(position, now))
         waiting = self._holdings.still_pending()
         if waiting:
-            self._holdings.take(session.lease(waiting), {})
+            self._holdings.take(session.lease(waiting))
 
     def _chunks(self, session: Leases) -> Iterator[Chunk]:
         epoch, position = self._start
@@ -184,11 +185,11 @@ class Lookahead:
                 block = order.plan(position, self._block_steps(steps), split=self._split, rank=self._rank)
                 if block.steps == 0:
                     break
-                self._lease(session, block, bounds)
-                if publish:
-                    self._publish(session, epoch, position)
-                    publish = False
-                yield from self._cut(epoch, position, block, steps)
+                for chunk in self._cut(session, epoch, position, block, bounds):
+                    yield chunk
+                    if publish:
+                        self._publish(session, epoch, position)
+                        publish = False
                 position = int(block.after[-1])
                 steps = min(2 * steps, _BLOCK_STEPS)
             epoch, position = epoch + 1, 0
@@ -215,44 +216,45 @@ class Lookahead:
             np.concatenate([here.last + base, there.last + following]),
         )
 
-    def _lease(self, session: Leases, block: RankPlan, bounds: Int64) -> None:
-        pieces, first = np.unique(block.piece, return_index=True)
-        in_order = pieces[np.argsort(first)].tolist()
-        until = {piece: int(bounds[piece]) for piece in in_order}
-        missing = self._holdings.missing(until)
-        if missing:
-            self._holdings.take(session.lease(missing), until)
-
-    def _cut(self, epoch: int, position: int, block: RankPlan, steps: int) -> Iterator[Chunk]:
-        first_step = self._split.steps(self._order.samples) - self._split.steps(self._order.samples, position)
-        number = epoch * self._split.steps(self._order.samples) + first_step
+    def _cut(self, session: Leases, epoch: int, position: int, block: RankPlan, bounds: Int64) -> Iterator[Chunk]:
+        """The block's chunks; the pieces of each are leased when its turn comes, not before."""
+        whole = self._split.steps(self._order.samples)
+        number = (epoch + 1) * whole - self._split.steps(self._order.samples, position)
         start = 0
         while start < block.steps:
-            stop = self._chunk_end(block, start, min(steps, self._depth.chunk_steps))
-            yield self._chunk(epoch, block, start, stop, number)
+            stop = min(start + self._chunk_steps, block.steps)
+            self._chunk_steps = min(2 * self._chunk_steps, self._depth.chunk_steps)
+            pieces = _pieces(block, start, stop)
+            missing = self._holdings.missing(pieces, bounds)
+            if missing:
+                self._holdings.take(session.lease(missing))
+            arrived = self._arrived(block, start, stop)
+            if arrived < stop:
+                stop, pieces = arrived, _pieces(block, start, arrived)
+            yield self._chunk(epoch, block, range(start, stop), number, pieces)
             start = stop
 
-    def _chunk_end(self, block: RankPlan, start: int, most: int) -> int:
-        """A step whose pieces have not all arrived is not read together with one before it."""
-        stop = start + 1
-        while stop < min(start + most, block.steps):
-            if self._holdings.any_pending(_pieces(block, stop, stop + 1)):
-                break
-            stop += 1
+    def _arrived(self, block: RankPlan, start: int, stop: int) -> int:
+        """Where to end: a step whose pieces have not all arrived is not read together with one before it."""
+        if not self._holdings.has_pending:
+            return stop
+        for step in range(start + 1, stop):
+            if self._holdings.any_pending(_pieces(block, step, step + 1)):
+                return step
         return stop
 
-    def _chunk(self, epoch: int, block: RankPlan, start: int, stop: int, number: int) -> Chunk:
-        cut = slice(int(block.offsets[start]), int(block.offsets[stop]))
+    def _chunk(self, epoch: int, block: RankPlan, steps: range, number: int, pieces: Sequence[int]) -> Chunk:
+        cut = slice(int(block.offsets[steps.start]), int(block.offsets[steps.stop]))
         return Chunk(
             epoch=epoch,
-            offsets=block.offsets[start : stop + 1] - block.offsets[start],
+            offsets=block.offsets[steps.start : steps.stop + 1] - cut.start,
             sample_id=block.sample_id[cut],
             piece=block.piece[cut],
             row=block.row[cut],
             position=block.position[cut],
             is_pad=block.is_pad[cut],
-            ends=tuple(self._end(epoch, block, step, number) for step in range(start, stop)),
-            files=self._holdings.files(_pieces(block, start, stop)),
+            ends=tuple(self._end(epoch, block, step, number) for step in steps),
+            files=self._holdings.files(pieces),
             retired=self._holdings.retired(),
         )
 
@@ -280,14 +282,15 @@ class _Holdings:
         self._retiring: deque[list[int]] = deque()
         self._passed: list[int] = []
 
-    def missing(self, until: dict[int, int]) -> list[int]:
-        """Those of the pieces that are not held; those held are held on until then."""
-        for piece, end in until.items():
-            if piece in self._files:
-                self._hold(piece, end)
-        return [piece for piece in until if piece not in self._files]
+    def missing(self, pieces: Sequence[int], bounds: Int64) -> list[int]:
+        """Holds the pieces until their bounds; those among them that have to be leased first."""
+        for piece, end in zip(pieces, bounds[pieces].tolist(), strict=True):
+            if self._until.get(piece, -1) < end:
+                self._until[piece] = end
+                heapq.heappush(self._by_end, (end, piece))
+        return [piece for piece in pieces if piece not in self._files]
 
-    def take(self, files: Iterable[PieceFile], until: dict[int, int]) -> None:
+    def take(self, files: Iterable[PieceFile]) -> None:
         """Leases came in, new ones or for pieces that are held."""
         for file in files:
             self._files[file.piece] = file
@@ -295,12 +298,15 @@ class _Holdings:
                 self._pending.discard(file.piece)
             else:
                 self._pending.add(file.piece)
-            if file.piece in until:
-                self._hold(file.piece, until[file.piece])
 
     def files(self, pieces: Iterable[int]) -> tuple[PieceFile, ...]:
         """Where the pieces lie."""
         return tuple(self._files[piece] for piece in pieces)
+
+    @property
+    def has_pending(self) -> bool:
+        """True where any piece may not have arrived yet."""
+        return bool(self._pending)
 
     def any_pending(self, pieces: Iterable[int]) -> bool:
         """True where one of the pieces has not arrived yet."""
@@ -316,7 +322,8 @@ class _Holdings:
         while self._by_end and self._by_end[0][0] <= position:
             end, piece = heapq.heappop(self._by_end)
             if self._until.get(piece) == end:
-                del self._until[piece], self._files[piece]
+                del self._until[piece]
+                self._files.pop(piece, None)
                 self._pending.discard(piece)
                 passed.append(piece)
         self._passed += passed
@@ -329,11 +336,6 @@ class _Holdings:
         while len(self._retiring) > self._readers:
             self._retiring.popleft()
         return tuple({piece for pieces in self._retiring for piece in pieces if piece not in self._files})
-
-    def _hold(self, piece: int, end: int) -> None:
-        if self._until.get(piece, -1) < end:
-            self._until[piece] = end
-            heapq.heappush(self._by_end, (end, piece))
 
     def _is_pending(self, piece: int) -> bool:
         if piece not in self._pending:
