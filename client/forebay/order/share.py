@@ -30,7 +30,7 @@ class Share:
     number: Int64
     """[steps, lanes]: how many turns each lane has in each step."""
     touched: npt.NDArray[np.bool_]
-    """[steps, lanes]: whether the rank's run takes any of them; if so they must all be known to be sorted."""
+    """[steps, lanes]: whether the rank's run takes any of them; then all are evaluated, to be sorted."""
     skipped: Int64
     """[steps]: the real samples of the lanes that lie before the rank's run."""
 

@@ -12,7 +12,9 @@ The last stretch of each lane is kept, because plans read on. A stretch is immut
 number of threads may ask; at worst two compute the same one.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +24,8 @@ from forebay.order.lanes import Int64, Lanes
 
 _FRACTION_BITS = 20
 _SHORTEST_BLOCK = 64
+
+_KeysOf = Callable[[int], npt.NDArray[np.uint64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +67,20 @@ class Window:
     def _stretch(self, lane: int, turn: int) -> _Stretch:
         kept = self._kept.get(lane)
         if kept is None or not kept.start <= turn < kept.stop:
-            kept = self._sort(lane, self._block_read_at(lane, turn))
+            keys = cache(partial(self._keys, lane))
+            kept = self._sort(lane, self._block_read_at(lane, turn, keys), keys)
             self._kept[lane] = kept
         return kept
 
     def _last_block(self, lane: int) -> int:
         return (int(self._length[lane]) - 1) // self._block
 
-    def _block_read_at(self, lane: int, turn: int) -> int:
+    def _block_read_at(self, lane: int, turn: int, keys_of: _KeysOf) -> int:
         """The block whose stretch holds a turn: that of the offset of the same number, or the next."""
         block = turn // self._block
         if block == self._last_block(lane):
             return block
-        late = int(np.count_nonzero(self._keys(lane, block) >= self._block << _FRACTION_BITS))
+        late = int(np.count_nonzero(keys_of(block) >= self._block << _FRACTION_BITS))
         return block + (turn >= (block + 1) * self._block - late)
 
     def _keys(self, lane: int, block: int) -> npt.NDArray[np.uint64]:
@@ -85,14 +90,14 @@ class Window:
         drawn = ((words >> np.uint64(32)) * np.uint64(self.width)) >> np.uint64(32 - _FRACTION_BITS)
         return (np.arange(number, dtype=np.uint64) << np.uint64(_FRACTION_BITS)) + drawn
 
-    def _sort(self, lane: int, block: int) -> _Stretch:
+    def _sort(self, lane: int, block: int, keys_of: _KeysOf) -> _Stretch:
         end = np.uint64(self._block << _FRACTION_BITS)
-        own = self._keys(lane, block)
+        own = keys_of(block)
         offsets = np.arange(len(own)) if block == self._last_block(lane) else np.flatnonzero(own < end)
         keys = own[offsets]
         late = 0
         if block > 0:
-            before = self._keys(lane, block - 1)
+            before = keys_of(block - 1)
             spilled = np.flatnonzero(before >= end)
             late = len(spilled)
             offsets = np.concatenate((spilled, offsets + self._block))
