@@ -17,15 +17,15 @@ A format is a frozen dataclass of its options; `spec` is their canonical JSON, p
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-Buffer: TypeAlias = "bytes | bytearray | memoryview"
+Buffer: TypeAlias = bytes | bytearray | memoryview
 Sink: TypeAlias = Callable[[Buffer], object]
 Rows: TypeAlias = npt.NDArray[np.int64]
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A piece as a format cut it: rows, its byte range in the object, and a run of the format's units (row groups, samples)."""
+    """A piece as cut: rows, its bytes in the object, and a run of the format's units (row groups, samples)."""
 
     rows: int
     start: int
@@ -69,12 +69,43 @@ class Cut:
     decoded_bytes: int
 
 
+class Cuts(Sequence[Cut]):
+    """Cuts as one table int64 [n, 6], its columns the fields of `Cut` in their order: cheap at a million pieces."""
+
+    __slots__ = ("table",)
+
+    def __init__(self, table: Rows) -> None:
+        self.table = table
+
+    @classmethod
+    def of(cls, cuts: Iterable[Cut]) -> "Cuts":
+        """These cuts as a table; a `Cuts` is returned as it is."""
+        if isinstance(cuts, Cuts):
+            return cuts
+        rows = [(c.rows, c.start, c.stop, c.first_unit, c.units, c.decoded_bytes) for c in cuts]
+        return cls(np.array(rows, dtype=np.int64).reshape(-1, 6))
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    @overload
+    def __getitem__(self, index: int) -> Cut: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Cuts": ...
+    def __getitem__(self, index: int | slice) -> "Cut | Cuts":
+        if isinstance(index, slice):
+            return Cuts(self.table[index])
+        return Cut(*self.table[index].tolist())
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectCut:
     """All pieces of one object, in the order of its rows, and the schema of its rows."""
 
     pieces: Sequence[Cut]
     schema: pa.Schema
+    #: Tokens (or other items) at the end of the object that fill no row and belong to no piece.
+    dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +134,8 @@ class Localiser(Protocol):
 class Column:
     """How a column comes out of a batch, decided by the schema alone and never by the rows.
 
-    `dtype` and `shape` describe one row of a fixed-width column, which becomes an array [n, *shape]; `dtype` is None for a
-    column that becomes a list of Python values or arrays (text, bytes, lists of any length, nested values).
+    `dtype` and `shape` describe one row of a fixed-width column, which becomes an array [n, *shape]; `dtype` is None
+    for a column that becomes a list of Python values or arrays (text, bytes, lists of any length, nested values).
     """
 
     name: str

@@ -1,0 +1,272 @@
+"""Parquet files: cut along row groups, localised as Arrow IPC of the wanted columns.
+
+Everything is known from the footer: a piece is a run of row groups, packed while the footer's uncompressed size of all
+columns allows. A fill fetches the footer again (whoever drives may cache it), then only the byte ranges of the wanted
+columns, and decodes them once for the whole node.
+
+`cut` and the first half of `localise` are generators that ask for ranges and run in the daemon; the `Localiser` runs
+on one worker thread at a time. No thread pool of pyarrow's is used: the daemon decides how many pieces are decoded at
+once.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from forebay_core.errors import BadObject, ColumnNotFound
+from forebay_core.formats import arrow_layout
+from forebay_core.formats.arrow_reader import ArrowReader
+from forebay_core.formats.base import (
+    Buffer,
+    ByteRange,
+    Column,
+    Cut,
+    Cuts,
+    Format,
+    Localiser,
+    ObjectCut,
+    ObjectInfo,
+    Piece,
+    Sink,
+    Steps,
+)
+from forebay_core.formats.columns import is_text, plain, plain_schema
+from forebay_core.formats.options import positive
+from forebay_core.formats.ranges import RangeFile, coalesce
+
+_SUFFIX_BYTES = 64 << 10
+_TRAILER_BYTES = 8
+_LEAST_BYTES = 12
+_GAP_BYTES = 64 << 10
+#: A piece that decodes to more than this is decoded and written in batches, so that memory stays bounded.
+_WHOLE_BYTES = 256 << 20
+_BATCH_BYTES = 64 << 20
+#: Bytes of one decoded value, at the least: an encoding can make a column far smaller than its rows are.
+_VALUE_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 8, "BYTE_ARRAY": 4}
+
+
+@dataclass(frozen=True)
+class Parquet(Format):
+    """Parquet files, with the extensions .parquet, .parq and .pq.
+
+    `piece_bytes`: how many bytes of row groups (uncompressed, all columns, as the footer states them) make a piece at
+    the most; a single larger row group is a piece of its own. The default is large enough to fetch at full speed and
+    small enough to have the first one soon.
+    """
+
+    piece_bytes: int = 32 << 20
+
+    name: ClassVar[str] = "parquet"
+    layout: ClassVar[str] = "arrow-1"
+    extensions: ClassVar[tuple[str, ...]] = (".parquet", ".parq", ".pq")
+    as_is: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        positive("Parquet(piece_bytes=…)", self.piece_bytes)
+
+    def spec(self) -> dict[str, Any]:
+        return {"name": self.name, "cut": "parquet-1", "piece_bytes": self.piece_bytes}
+
+    def cut(self, obj: ObjectInfo) -> Steps[ObjectCut]:
+        footer = yield from _footer(obj)
+        groups = [_Group.of(footer, index, obj) for index in range(footer.num_row_groups)]
+        schema = plain_schema(_arrow_schema(footer, obj))
+        if len(set(schema.names)) < len(schema):
+            raise BadObject(f"{obj.key!r} has two columns of the same name ({', '.join(schema.names)}): rename one")
+        return ObjectCut(Cuts.of(_pack(groups, self.piece_bytes)), schema)
+
+    def localise(self, piece: Piece, columns: Sequence[str], sink: Sink) -> Steps[Localiser]:
+        footer = yield from _footer(piece.object)
+        return ParquetLocaliser(footer, piece, columns, sink)
+
+    def open(self, buffer: memoryview, piece: Piece, columns: Mapping[str, Column]) -> ArrowReader:
+        return ArrowReader(buffer, piece, columns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    rows: int
+    bytes: int
+    start: int
+    stop: int
+
+    @classmethod
+    def of(cls, footer: pq.FileMetaData, index: int, obj: ObjectInfo) -> "_Group":
+        group = footer.row_group(index)
+        ranges = [_range(group.column(i), obj) for i in range(group.num_columns)]
+        start = min((r.start for r in ranges), default=0)
+        return cls(group.num_rows, group.total_byte_size, start, max((r.stop for r in ranges), default=0))
+
+
+def _pack(groups: Sequence[_Group], piece_bytes: int) -> Iterator[Cut]:
+    """The cut rule "parquet-1": row groups are packed in order while their total stays within `piece_bytes`."""
+    first = 0
+    while first < len(groups):
+        last, total = first + 1, groups[first].bytes
+        while last < len(groups) and total + groups[last].bytes <= piece_bytes:
+            total += groups[last].bytes
+            last += 1
+        run = groups[first:last]
+        if rows := sum(group.rows for group in run):
+            start, stop = min(group.start for group in run), max(group.stop for group in run)
+            yield Cut(rows, start, stop, first, last - first, total)
+        first = last
+
+
+class ParquetLocaliser:
+    """Collects the wanted columns' bytes of one piece, and decodes them when all are there."""
+
+    def __init__(
+        self,
+        footer: pq.FileMetaData,
+        piece: Piece,
+        columns: Sequence[str],
+        sink: Sink,
+        *,
+        whole_bytes: int = _WHOLE_BYTES,
+        batch_bytes: int = _BATCH_BYTES,
+    ) -> None:
+        self._footer, self._piece, self._columns, self._sink = footer, piece, list(columns), sink
+        self._groups = list(range(piece.cut.first_unit, piece.cut.first_unit + piece.cut.units))
+        self._whole_bytes, self._batch_bytes = whole_bytes, batch_bytes
+        if self._groups[-1] >= footer.num_row_groups:
+            raise BadObject(f"{_where(piece)} is not there, it has {footer.num_row_groups} row groups: index it anew")
+        self._schema = _arrow_schema(footer, piece.object)
+        for name in columns:
+            if name not in self._schema.names:
+                raise ColumnNotFound(f"{_where(piece)} has no column {name!r}, it has {', '.join(self._schema.names)}")
+        chunks = [chunk for name in columns for chunk in self._chunks(name)]
+        self._decoded_bytes = sum(_least_decoded_bytes(chunk) for chunk in chunks)
+        self.ranges: Sequence[ByteRange] = coalesce((_range(c, piece.object) for c in chunks), gap_bytes=_GAP_BYTES)
+        self._bytes = bytearray(sum(wanted.length for wanted in self.ranges))
+        self._received = 0
+
+    def write(self, chunk: Buffer) -> None:
+        data = memoryview(chunk).cast("B")
+        stop = self._received + len(data)
+        if stop > len(self._bytes):
+            raise BadObject(f"{_where(self._piece)} got more than the {len(self._bytes)} bytes that were asked for")
+        self._bytes[self._received : stop] = data
+        self._received = stop
+
+    def finish(self) -> None:
+        if self._received != len(self._bytes):
+            raise BadObject(f"{_where(self._piece)} got {self._received} bytes of {len(self._bytes)}: fetch it again")
+        batches = self._whole() if self._decoded_bytes <= self._whole_bytes else self._in_batches()
+        arrow_layout.write(batches, self._sink)
+        self._bytes = bytearray()
+
+    def _whole(self) -> Iterator[pa.RecordBatch]:
+        dictionaries = [name for name in self._columns if self._has_dictionary(name)]
+        with self._decoding():
+            table = self._file(dictionaries).read_row_groups(self._groups, columns=self._columns, use_threads=False)
+            batches = arrow_layout.whole(table.select(self._columns))
+            self._check_rows(table.num_rows)
+        yield from batches
+
+    def _in_batches(self) -> Iterator[pa.RecordBatch]:
+        size = max(1, self._piece.cut.rows * self._batch_bytes // self._decoded_bytes)
+        rows = 0
+        with self._decoding():
+            source = self._file([]).iter_batches(size, self._groups, self._columns, use_threads=False)
+        while True:
+            with self._decoding():
+                batch = next(source, None)
+                if batch is None:
+                    self._check_rows(rows)
+                    return
+                rows += batch.num_rows
+                local = arrow_layout.one_of_many(batch.select(self._columns))
+            yield local
+
+    def _file(self, dictionaries: list[str]) -> pq.ParquetFile:
+        return pq.ParquetFile(
+            pa.PythonFile(RangeFile(self._piece.object.size, self.ranges, self._bytes), mode="r"),
+            metadata=self._footer,
+            read_dictionary=dictionaries,
+            pre_buffer=False,
+            page_checksum_verification=True,
+        )
+
+    def _has_dictionary(self, name: str) -> bool:
+        """Whether the column is text of which the whole piece has dictionary pages."""
+        return is_text(plain(self._schema.field(name).type)) and all(c.has_dictionary_page for c in self._chunks(name))
+
+    def _chunks(self, name: str) -> list[pq.ColumnChunkMetaData]:
+        """The column chunks of a column and all that is nested in it, chosen as pyarrow chooses them by a name."""
+        leaves = [i for i in range(self._footer.num_columns) if _belongs(self._footer.schema.column(i).path, name)]
+        return [self._footer.row_group(group).column(leaf) for group in self._groups for leaf in leaves]
+
+    def _check_rows(self, rows: int) -> None:
+        if rows != self._piece.cut.rows:
+            stated = self._piece.cut.rows
+            raise BadObject(f"{_where(self._piece)} has {rows} rows, its footer says {stated}: write it anew")
+
+    @contextmanager
+    def _decoding(self) -> Iterator[None]:
+        """Names the piece in whatever pyarrow says of its bytes. The sink's own errors never pass through here."""
+        try:
+            yield
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+            raise BadObject(f"{_where(self._piece)} cannot be decoded ({_first_line(error)}): write it anew") from error
+
+
+def _footer(obj: ObjectInfo) -> Steps[pq.FileMetaData]:
+    if obj.size < _LEAST_BYTES:
+        raise BadObject(f"{obj.key!r} has {obj.size} bytes, too few for a Parquet file: was it written to its end?")
+    (tail,) = yield [ByteRange(max(0, obj.size - _SUFFIX_BYTES), obj.size)]
+    magic, length = bytes(tail[-4:]), int.from_bytes(tail[-8:-4], "little")
+    if magic == b"PARE":
+        raise BadObject(f"{obj.key!r} is an encrypted Parquet file, which cannot be read: decrypt it first")
+    if magic != b"PAR1":
+        raise BadObject(f"{obj.key!r} does not end like a Parquet file ({magic!r}): it is truncated, or another format")
+    needed = length + _TRAILER_BYTES
+    if needed + len(magic) > obj.size:
+        raise BadObject(f"{obj.key!r} has {obj.size} bytes, but says {length} of its footer alone: it is truncated")
+    if needed > len(tail):
+        (tail,) = yield [ByteRange(obj.size - needed, obj.size)]
+    try:
+        return pq.read_metadata(pa.BufferReader(pa.py_buffer(memoryview(tail)[-needed:])))
+    except (pa.ArrowException, OSError) as error:
+        raise BadObject(f"{obj.key!r} has a damaged Parquet footer ({_first_line(error)}): write it anew") from error
+
+
+def _arrow_schema(footer: pq.FileMetaData, obj: ObjectInfo) -> pa.Schema:
+    try:
+        return footer.schema.to_arrow_schema()
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        raise BadObject(f"{obj.key!r} has a schema that cannot be read ({_first_line(error)})") from error
+
+
+def _range(chunk: pq.ColumnChunkMetaData, obj: ObjectInfo) -> ByteRange:
+    """The bytes of a column chunk: from its dictionary page, where it has one, to the end of its data pages."""
+    start = chunk.data_page_offset
+    if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
+        start = chunk.dictionary_page_offset
+    stop = start + chunk.total_compressed_size
+    if not 0 <= start <= stop <= obj.size:
+        raise BadObject(f"{obj.key!r} has {obj.size} bytes, but column {chunk.path_in_schema!r} at [{start}, {stop})")
+    return ByteRange(start, stop)
+
+
+def _least_decoded_bytes(chunk: pq.ColumnChunkMetaData) -> int:
+    least: int = chunk.num_values * _VALUE_BYTES.get(chunk.physical_type, 1)
+    stated: int = chunk.total_uncompressed_size
+    return max(stated, least)
+
+
+def _belongs(path: str, name: str) -> bool:
+    return path == name or path.startswith(name + ".")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _where(piece: Piece) -> str:
+    first, units = piece.cut.first_unit, piece.cut.units
+    return f"{piece.object.key!r} (row groups {first} to {first + units - 1})"
