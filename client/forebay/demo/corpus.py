@@ -23,6 +23,11 @@ __all__ = ["COLUMNS", "Corpus", "Place", "read_text", "write"]
 
 #: What the trainer reads; the shards also name the file that each sample starts in.
 COLUMNS = ("number", "text")
+_CREDENTIALS = {
+    "access_key": "AWS_ACCESS_KEY_ID",
+    "secret_key": "AWS_SECRET_ACCESS_KEY",
+    "session_token": "AWS_SESSION_TOKEN",
+}
 _NOT_TEXT_OF_THE_LIBRARY = frozenset({"site-packages", "dist-packages", "test", "tests", "idlelib"})
 
 
@@ -78,8 +83,7 @@ class Place:
         if parts.scheme != "s3" or not parts.netloc:
             raise ConfigurationError(f"--bucket {url!r} is not a bucket: give s3://BUCKET or s3://BUCKET/PREFIX")
         options: dict[str, Any] = {
-            "connect_timeout": 10,
-            "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=3),
+            option: environment[name] for option, name in _CREDENTIALS.items() if environment.get(name)
         }
         region = environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION")
         endpoint = environment.get("AWS_ENDPOINT_URL")
@@ -89,7 +93,9 @@ class Place:
         if region:
             options["region"] = region
         directory = f"{parts.netloc}{parts.path}".rstrip("/")
-        return cls(fs.S3FileSystem(**options), directory, f"s3://{directory}")
+        retries = fs.AwsStandardS3RetryStrategy(max_attempts=3)
+        filesystem = fs.S3FileSystem(connect_timeout=10, retry_strategy=retries, **options)
+        return cls(filesystem, directory, f"s3://{directory}")
 
     def below(self, name: str) -> "Place":
         return Place(self.filesystem, f"{self.directory}/{name}", f"{self.url}/{name}")
@@ -127,7 +133,8 @@ def write(corpus: Corpus, text: Text, place: Place) -> str:
     """
     home = place.below("text-" + hashlib.sha256(text.data).hexdigest()[:12])
     try:
-        home.filesystem.create_dir(home.directory, recursive=True)
+        if not home.url.startswith("s3:"):
+            home.filesystem.create_dir(home.directory)
         starts = corpus.shard_starts()
         for shard, (start, stop) in enumerate(pairwise(starts)):
             table = _table(corpus, text, start, stop)
@@ -145,7 +152,7 @@ def write(corpus: Corpus, text: Text, place: Place) -> str:
 
 
 def remove(place: Place, url: str) -> None:
-    """Removes the shards that `write` put at `url`."""
+    """Removes the shards that `write` put at `url`. In a bucket, pyarrow leaves an empty object `PREFIX/` behind."""
     place.filesystem.delete_dir(place.directory + url.removeprefix(place.url))
 
 

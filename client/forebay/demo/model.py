@@ -32,7 +32,7 @@ class Block(nn.Module):
 class ByteModel(nn.Module):
     """Predicts each byte of a sample from the ones before it."""
 
-    def __init__(self, length: int, width: int = 64, blocks: int = 2, heads: int = 4) -> None:
+    def __init__(self, length: int, width: int = 48, blocks: int = 1, heads: int = 2) -> None:
         super().__init__()
         self.bytes = nn.Embedding(VOCABULARY, width)
         self.places = nn.Parameter(torch.zeros(length, width))

@@ -57,8 +57,8 @@ def failures(numbers: dict[str, Any]) -> list[str]:
     return [what for what, good in checks.items() if not good]
 
 
-def table(outcome: Outcome, numbers: dict[str, Any]) -> Table:
-    """The same for people."""
+def table(outcome: Outcome, numbers: dict[str, Any], *, kept: bool) -> Table:
+    """The same for people; `kept` says whether the MLflow run is still there to be looked at."""
     fetch, cache = numbers["fetch_seconds"], numbers["cache"]
     first, second = numbers["world_sizes"]
     rows = {
@@ -70,13 +70,14 @@ def table(outcome: Outcome, numbers: dict[str, Any]) -> Table:
         "samples skipped": str(numbers["samples_skipped"]),
         "order": "equal to one process without training" if numbers["order_equal"] else "NOT EQUAL",
         "loss": f"{numbers['loss_first']:.3f} → {numbers['loss_last']:.3f} nats per byte",
-        "fetch_seconds": f"p50 {fetch['p50']:.4f}  p95 {fetch['p95']:.4f}  max {fetch['max']:.3f}",
+        "fetch_seconds": "  ".join(f"{name} {1000 * fetch[name]:.2f} ms" for name in ("p50", "p95", "max")),
         "stall": f"{numbers['stall_fraction']:.2%} of the training time",
         "cache": f"{cache['hits']} hits, {cache['misses']} misses, {cache['bytes_downloaded'] / 2**20:.1f} MiB of "
         f"{outcome.shards} shards fetched",
-        "MLflow run": numbers["mlflow_run_id"],
-        "look at it": f"mlflow ui --backend-store-uri {numbers['mlflow_uri']}",
     }
+    if kept:
+        rows["MLflow run"] = numbers["mlflow_run_id"]
+        rows["look at it"] = f"mlflow ui --backend-store-uri {numbers['mlflow_uri']}"
     grid = Table(show_header=False, box=None, pad_edge=False)
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")

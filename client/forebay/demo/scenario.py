@@ -26,7 +26,7 @@ from forebay.demo.verify import Verdict, effective_sequence, verify
 from forebay.status import Counters
 from forebay_core.errors import ConfigurationError, DaemonUnavailable, ForebayError
 
-__all__ = ["DemoFailed", "Options", "Outcome", "Watcher", "play"]
+__all__ = ["DemoFailed", "Options", "Outcome", "Watcher", "claim_directory", "play", "time_to_kill"]
 
 WORLD_SIZES = (2, 3)
 EPOCHS = 2
@@ -112,7 +112,7 @@ def _train_twice(config: TrainConfig, shape: Corpus, watcher: Watcher) -> Outcom
     directory = Path(config.directory)
     total = EPOCHS * -(-shape.samples // GLOBAL_BATCH)
     watcher.phase(f"training with {WORLD_SIZES[0]} ranks, to be killed in the second epoch")
-    _run(config, WORLD_SIZES[0], lambda done: watcher.steps(done, total), until=_killing_time)
+    _run(config, WORLD_SIZES[0], lambda done: watcher.steps(done, total), until=time_to_kill)
     first = read_steps(directory, 0, WORLD_SIZES[0])
     watcher.phase(f"killed at step {first[-1].step}; resuming with {WORLD_SIZES[1]} ranks")
     _run(replace(config, run=1), WORLD_SIZES[1], lambda done: watcher.steps(done, total))
@@ -158,7 +158,7 @@ def claim_directory(directory: Path) -> Iterator[Path]:
         yield directory
 
 
-def _killing_time(events: Sequence[Event], step: int) -> bool:
+def time_to_kill(events: Sequence[Event], step: int) -> bool:
     """Whether the trainer is to be killed now: in the second epoch, some steps after a save made there."""
     saved = [event.step for event in events if event.kind == "saved" and event.epoch == 1 and event.position > 0]
     return bool(saved) and step >= saved[0] + STEPS_PAST_THE_SAVE

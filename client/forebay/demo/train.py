@@ -17,7 +17,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -59,8 +58,7 @@ class Trainer:
             extras=(forebay.SAMPLE_ID, forebay.POSITION, forebay.IS_PAD),
             address=config.address,
         )
-        if self.rank == 0:
-            self.mlflow_run_id = self._start_mlflow_run()
+        self.tracking = Tracking(config, self.world_size) if self.rank == 0 else None
         self.loader = forebay.DataLoader(dataset, global_batch_size=config.global_batch_size)
         directory = Path(config.directory)
         self.steps = Journal(journal_path(directory, config.run, self.rank))
@@ -74,8 +72,8 @@ class Trainer:
             self._train_epoch(epoch)
         self._save()
         self.loader.close()
-        if self.rank == 0:
-            mlflow.end_run()
+        if self.tracking is not None:
+            self.tracking.end()
 
     def _train_epoch(self, epoch: int) -> None:
         began = time.perf_counter()
@@ -88,18 +86,11 @@ class Trainer:
                 self._save()
 
     def _step(self, text: torch.Tensor) -> float:
-        """One optimizer step; the mean loss over the global batch."""
-        losses = self.model(text)
-        total = torch.stack([torch.tensor(float(len(text))), losses.detach().sum()])
-        dist.all_reduce(total)
-        samples, loss_sum = (float(value) for value in total)
-        self.optimizer.zero_grad()
-        (losses.sum() * (self.world_size / samples)).backward()
-        self.optimizer.step()
+        loss = optimizer_step(self.model, self.optimizer, text)
         self.step += 1
-        if self.rank == 0 and self.step % LOG_LOSS_EVERY_STEPS == 0:
-            mlflow.log_metric("loss", loss_sum / samples, step=self.step)
-        return loss_sum / samples
+        if self.tracking is not None and self.step % LOG_LOSS_EVERY_STEPS == 0:
+            self.tracking.log_loss(loss, self.step)
+        return loss
 
     def _record(self, epoch: int, batch: Mapping[str, Any], loss: float, step_seconds: float) -> None:
         real = ~batch[forebay.IS_PAD]
@@ -146,22 +137,41 @@ class Trainer:
             torch.manual_seed(_derived_seed(self.config.seed, self.step, self.rank))
 
     def _announce(self, kind: str) -> None:
-        if self.events is not None:
-            loader = self.loader
-            event = Event(self.config.run, kind, self.step, loader.epoch, loader.position, self.mlflow_run_id)
-            self.events.append(event)
+        if self.events is not None and self.tracking is not None:
+            loader, run_id = self.loader, self.tracking.run_id
+            self.events.append(Event(self.config.run, kind, self.step, loader.epoch, loader.position, run_id))
 
-    def _start_mlflow_run(self) -> str:
-        """Starts the run, or goes on with the one that the run before started."""
-        mlflow.set_tracking_uri(self.config.tracking_uri)
-        earlier = read_events(Path(self.config.directory), self.config.run - 1) if self.config.run else []
-        if earlier:
-            run = mlflow.start_run(run_id=earlier[0].mlflow_run_id)
-        else:
-            mlflow.set_experiment("forebay demo")
-            run = mlflow.start_run()
-        mlflow.log_param(f"run_{self.config.run}_world_size", self.world_size)
-        return str(run.info.run_id)
+
+class Tracking:
+    """The MLflow run of rank 0, alone to import MLflow: a new run, or the one that the run before started."""
+
+    def __init__(self, config: TrainConfig, world_size: int) -> None:
+        import mlflow
+
+        self._mlflow = mlflow
+        mlflow.set_tracking_uri(config.tracking_uri)
+        mlflow.set_experiment("forebay demo")
+        earlier = read_events(Path(config.directory), config.run - 1) if config.run else []
+        self.run_id: str = mlflow.start_run(run_id=earlier[0].mlflow_run_id if earlier else None).info.run_id
+        mlflow.log_param(f"run_{config.run}_world_size", world_size)
+
+    def log_loss(self, loss: float, step: int) -> None:
+        self._mlflow.log_metric("loss", loss, step=step)
+
+    def end(self) -> None:
+        self._mlflow.end_run()
+
+
+def optimizer_step(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, text: torch.Tensor) -> float:
+    """One step on this rank's share of a global batch, of any size; returns the mean loss over the global batch."""
+    losses = model(text)
+    total = torch.stack([torch.tensor(float(len(text))), losses.detach().sum()])
+    dist.all_reduce(total)
+    samples, loss_sum = (float(value) for value in total)
+    optimizer.zero_grad()
+    (losses.sum() * (dist.get_world_size() / samples)).backward()
+    optimizer.step()
+    return loss_sum / samples
 
 
 def _gather_random_states(world_size: int) -> list[torch.Tensor]:

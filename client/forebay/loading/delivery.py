@@ -7,6 +7,7 @@ reorders. A chunk whose files are gone is leased and read again; a failure is ra
 """
 
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -178,20 +179,7 @@ class ProcessDelivery:
         self._plans = _Plans()
         self._own: Reader | None = None
         self._batches: deque[Batch] = deque()
-        self._loader: DataLoader[Any] = DataLoader(
-            _Chunks(spec),
-            batch_size=None,
-            sampler=self._plans,
-            num_workers=options.num_workers,
-            collate_fn=_as_it_is,
-            pin_memory=options.pin_memory,
-            timeout=options.timeout,
-            worker_init_fn=options.worker_init_fn,
-            multiprocessing_context=options.multiprocessing_context,
-            generator=options.generator,
-            prefetch_factor=options.prefetch_factor,
-            persistent_workers=True,
-        )
+        self._loader = self._make_loader(options)
         self._results: Iterator[Result] | None = None
 
     def start(self, lookahead: Lookahead) -> None:
@@ -215,6 +203,24 @@ class ProcessDelivery:
         self._loader._iterator = None
         if iterator is not None:
             iterator._shutdown_workers()  # type: ignore[attr-defined]
+
+    def _make_loader(self, options: WorkerOptions) -> DataLoader[Any]:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="This DataLoader will create")  # said by the user's own loader
+            return DataLoader(
+                _Chunks(self._spec),
+                batch_size=None,
+                sampler=self._plans,
+                num_workers=options.num_workers,
+                collate_fn=_as_it_is,
+                pin_memory=options.pin_memory,
+                timeout=options.timeout,
+                worker_init_fn=options.worker_init_fn,
+                multiprocessing_context=options.multiprocessing_context,
+                generator=options.generator,
+                prefetch_factor=options.prefetch_factor,
+                persistent_workers=True,
+            )
 
     def _reader(self) -> Reader:
         """Of the trainer's process, for what a worker could not read."""

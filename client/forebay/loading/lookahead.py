@@ -266,8 +266,11 @@ class Lookahead:
 
 
 def _pieces(block: RankPlan, start: int, stop: int) -> list[int]:
-    pieces: list[int] = np.unique(block.piece[block.offsets[start] : block.offsets[stop]]).tolist()
-    return pieces
+    """The pieces of these steps, in the order in which they are wanted."""
+    wanted = block.piece[block.offsets[start] : block.offsets[stop]]
+    pieces, first = np.unique(wanted, return_index=True)
+    in_order: list[int] = pieces[np.argsort(first)].tolist()
+    return in_order
 
 
 class _Holdings:

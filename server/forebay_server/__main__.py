@@ -1,0 +1,55 @@
+"""`python -m forebay_server`: reads the configuration, sets up the log, and serves.
+
+Exit status: 0 after an orderly end, 2 for a call or configuration that cannot work, 1 for any other failure. Errors are
+one line on standard error.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from forebay_core.errors import ConfigurationError, ForebayError
+from forebay_server.config import ServerConfig, parse
+from forebay_server.daemon import serve
+from forebay_server.node import Node
+from forebay_server.rpc_errors import one_line
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a daemon to its end and returns the exit status."""
+    os.umask(0o027)
+    try:
+        line = parse(sys.argv[1:] if arguments is None else arguments, os.environ)
+        _set_up_log(line.config)
+        asyncio.run(serve(line.config, os.environ, _announce if line.json else _stay_silent))
+    except ForebayError as error:
+        print(f"forebay_server: {one_line(error)}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigurationError) else 1
+    return 0
+
+
+def _announce(node: Node) -> None:
+    line = {"socket": str(node.config.socket), "pid": node.process_id, "boot_id": node.boot_id}
+    print(json.dumps(line), flush=True)
+
+
+def _stay_silent(_node: Node) -> None:
+    """The log says that it serves."""
+
+
+def _set_up_log(config: ServerConfig) -> None:
+    try:
+        logging.basicConfig(
+            filename=config.log_file,
+            level=config.log_level.upper(),
+            format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        )
+    except OSError as error:
+        raise ConfigurationError(f"the log file {config.log_file} cannot be written: {error} (--log-file)") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,287 @@
+"""Sessions, leases and prefetching over a whole node without its socket, with time in the test's hand."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forebay_core.errors import ColumnNotFound, ConfigurationError, DaemonUnavailable, UnknownSession
+from forebay_server.config import CacheDirectory, Capacity, ServerConfig
+from forebay_server.needs import Needs
+from forebay_server.node import Node
+from forebay_server.sessions import Session
+from tests.server.daemons import token_spec, write_shards
+from tests.server.scripted import ManualClock, claimed, pieces_of_room
+from tests.support.data import write_parquet
+
+PIECE = 4096
+
+
+@asynccontextmanager
+async def node(
+    home: Path, *, prefetch_fills: int = 0, capacity: int = 1 << 30
+) -> AsyncIterator[tuple[Node, ManualClock]]:
+    config = ServerConfig(
+        socket=home / "s",
+        disks=(CacheDirectory(home / "cache"),),
+        capacity=Capacity(bytes=capacity),
+        read_in_place="never",
+        prefetch_fills=prefetch_fills,
+        drain_seconds=5,
+    )
+    clock = ManualClock()
+    with claimed(home / "cache") as disk:
+        made = Node(config, disk, {}, clock=clock)
+        made.start()
+        try:
+            yield made, clock
+        finally:
+            await made.drain()
+            await made.close()
+
+
+async def session_over(made: Node, data: Path, columns: tuple[str, ...] = ()) -> Session:
+    opened = await made.open_dataset([str(data)], json.dumps(token_spec(piece_bytes=PIECE)))
+    return made.open_session(opened.dataset_id, columns, label="test", process_id=1)
+
+
+async def filled(made: Node, session: Session, *pieces: int) -> list[str]:
+    """Acquires pieces, waits for their fills and gives their keys."""
+    await made.sessions.acquire(session, pieces)
+    keys = [session.view.key(piece) for piece in pieces]
+    await asyncio.gather(*(made.fills.running[key].task for key in keys if key in made.fills.running))
+    return keys
+
+
+def needs(session: Session, wanted: dict[int, int]) -> Needs:
+    pieces, first = (np.array(list(values), np.int64) for values in (wanted.keys(), wanted.values()))
+    return Needs.build(pieces, first, first + 10, piece_count=session.view.manifest.pieces)
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise TimeoutError(what)
+
+
+def test_a_session_that_is_not_heard_of_lapses_and_frees_what_it_held(home: Path) -> None:
+    write_shards(home / "data", shards=1)
+
+    async def run() -> None:
+        async with node(home, capacity=pieces_of_room(2, PIECE)) as (made, clock):
+            silent, alive = await session_over(made, home / "data"), await session_over(made, home / "data")
+            (kept,) = await filled(made, silent, 0)
+            clock.now += 100
+            made.sessions.report(alive, 5, 0.0)
+            clock.now += 30
+            assert made.sessions.lapse() == [silent]
+            with pytest.raises(UnknownSession, match="lapsed"):
+                made.sessions.get(silent.id)
+            assert made.sessions.get(alive.id) is alive
+            await filled(made, alive, 1, 2)
+            assert not made.store.holds(kept)
+
+    asyncio.run(run())
+
+
+def test_a_quiet_session_keeps_its_leases_but_stands_in_nobodys_way(home: Path) -> None:
+    write_shards(home / "data", shards=1)
+
+    async def run() -> None:
+        async with node(home, capacity=pieces_of_room(1, PIECE)) as (made, clock):
+            quiet, other = await session_over(made, home / "data"), await session_over(made, home / "data")
+            await filled(made, quiet, 0)
+            clock.now += 16
+            assert made.sessions.lapse() == []
+            made.sessions.get(quiet.id)
+            await made.sessions.acquire(other, [1])
+            await asyncio.sleep(0.05)
+            assert made.store.holds(quiet.view.key(0)), "a sign of life makes the lease count again"
+            clock.now += 16
+            made.sessions.get(other.id)
+            made.sessions.lapse()
+            await until(lambda: made.store.holds(other.view.key(1)), "the other to get its piece")
+            assert (await made.sessions.acquire(made.sessions.get(quiet.id), [0]))[0].is_pending
+            made.sessions.close(other.id)
+            made.sessions.close(quiet.id)
+
+    asyncio.run(run())
+
+
+def test_a_lease_is_counted_per_session_and_given_back_once(home: Path) -> None:
+    write_shards(home / "data", shards=1)
+
+    async def run() -> None:
+        async with node(home, capacity=pieces_of_room(1, PIECE)) as (made, _):
+            one, two = await session_over(made, home / "data"), await session_over(made, home / "data")
+            (key,) = await filled(made, one, 0)
+            await filled(made, one, 0)
+            await filled(made, two, 0)
+            made.sessions.release(one, [0, 0, 7, 10**6])
+            made.sessions.release(one, [0])
+            blocked = (await made.sessions.acquire(one, [1]))[0]
+            assert blocked.is_pending
+            await asyncio.sleep(0.05)
+            assert made.store.holds(key), "the other session still holds it"
+            made.sessions.close(two.id)
+            await until(lambda: made.store.holds(one.view.key(1)), "the second piece to get the room")
+            assert (made.sessions.counters.hits, made.sessions.counters.misses) == (1, 2)
+
+    asyncio.run(run())
+
+
+def test_a_batch_with_an_unknown_piece_leases_none_of_it(home: Path) -> None:
+    write_shards(home / "data", shards=1)
+
+    async def run() -> None:
+        async with node(home) as (made, _):
+            session = await session_over(made, home / "data")
+            with pytest.raises(ConfigurationError, match="no piece 4"):
+                await made.sessions.acquire(session, [0, 4])
+            assert session.leases == set()
+            assert made.fills.running == {}
+
+    asyncio.run(run())
+
+
+def test_sessions_with_the_same_columns_share_pieces_and_others_do_not(home: Path) -> None:
+    write_parquet(home / "data", shards=1)
+
+    async def run() -> None:
+        async with node(home) as (made, _):
+            opened = await made.open_dataset([str(home / "data")], "")
+
+            def session(*columns: str) -> Session:
+                return made.open_session(opened.dataset_id, columns, label="", process_id=1)
+
+            one, same, other, turned = (
+                session("id", "text"),
+                session("id", "text"),
+                session("id"),
+                session("text", "id"),
+            )
+            assert one.view is same.view
+            assert len({item.view.key(0) for item in (one, same, other, turned)}) == 3
+            with pytest.raises(ColumnNotFound, match="colour"):
+                session("colour")
+
+    asyncio.run(run())
+
+
+def test_prefetching_goes_by_the_soonest_need_of_any_session_in_time_not_positions(home: Path) -> None:
+    write_shards(home / "data", shards=1)
+
+    async def run() -> None:
+        async with node(home, prefetch_fills=1) as (made, _):
+            arrived: list[str] = []
+            made.store.listen(lambda key, is_there: arrived.append(key) if is_there else None)
+            slow, fast = await session_over(made, home / "data"), await session_over(made, home / "data")
+            made.sessions.report(slow, 0, 1.0)
+            made.sessions.report(fast, 0, 100.0)
+            made.sessions.publish(slow, needs(slow, {0: 10, 1: 30}))
+            made.sessions.publish(fast, needs(fast, {2: 2000, 3: 500}))
+            await until(lambda: len(arrived) == 4, "all pieces to arrive")
+            assert arrived == [slow.view.key(piece) for piece in (3, 0, 2, 1)]
+
+    asyncio.run(run())
+
+
+def test_prefetching_stops_where_it_would_push_out_what_is_needed_sooner(home: Path) -> None:
+    write_shards(home / "data", shards=1)
+
+    async def run() -> None:
+        async with node(home, prefetch_fills=2, capacity=pieces_of_room(2, PIECE)) as (made, _):
+            session = await session_over(made, home / "data")
+            made.sessions.report(session, 0, 1.0)
+            made.sessions.publish(session, needs(session, {0: 10, 1: 20, 2: 30, 3: 40}))
+
+            def there() -> list[int]:
+                return [piece for piece in range(4) if made.store.holds(session.view.key(piece))]
+
+            await until(lambda: there() == [0, 1], "the first two")
+            await asyncio.sleep(0.5)
+            assert there() == [0, 1]
+            assert made.store.evictions == 0
+            made.sessions.report(session, 20, 1.0)
+            await until(lambda: there() == [1, 2], "the third to take the place of the first, which is passed")
+
+    asyncio.run(run())
+
+
+def test_a_prefetch_that_fails_is_not_repeated_until_its_piece_is_demanded(home: Path) -> None:
+    write_shards(home / "data", shards=2)
+
+    async def run() -> None:
+        async with node(home, prefetch_fills=1) as (made, _):
+            session = await session_over(made, home / "data")
+            broken, whole = (home / "data/00000.bin"), session.view.manifest.pieces // 2
+            content = broken.read_bytes()
+            stat = broken.stat()
+            broken.write_bytes(b"x")
+            made.sessions.publish(session, needs(session, {0: 10, whole: 20}))
+            await until(lambda: made.store.holds(session.view.key(whole)), "the good piece")
+            for position in range(5):
+                made.sessions.report(session, position, 1.0)
+                await asyncio.sleep(0.05)
+            assert made.fills.counters.failures == 1
+            broken.write_bytes(content)
+            os.utime(broken, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+            await filled(made, session, 0)
+            assert made.store.holds(session.view.key(0))
+            assert made.fills.failed == {}
+
+    asyncio.run(run())
+
+
+def test_a_draining_node_takes_no_new_work(home: Path) -> None:
+    write_shards(home / "data", shards=1)
+
+    async def run() -> None:
+        async with node(home) as (made, _):
+            session = await session_over(made, home / "data")
+            await filled(made, session, 0)
+            await made.drain()
+            assert not (await made.sessions.acquire(session, [0]))[0].is_pending
+            with pytest.raises(DaemonUnavailable):
+                await made.sessions.acquire(session, [1])
+            with pytest.raises(DaemonUnavailable):
+                await session_over(made, home / "data")
+
+    asyncio.run(run())
+
+
+def test_a_node_is_idle_only_without_sessions_calls_and_fills(home: Path) -> None:
+    write_shards(home / "data", shards=1)
+
+    async def run() -> None:
+        async with node(home) as (made, clock):
+            clock.now += 50
+            assert made.idle_seconds() == 50
+            session = await session_over(made, home / "data")
+            assert made.idle_seconds() == 0
+            clock.now += 50
+            assert made.idle_seconds() == 0
+            made.sessions.close(session.id)
+            clock.now += 20
+            with made.call():
+                assert made.idle_seconds() == 0
+            clock.now += 10
+            assert made.idle_seconds() == 10
+
+    asyncio.run(run())
+
+
+def test_a_configuration_may_give_the_directory_its_own_capacity(home: Path) -> None:
+    config = ServerConfig(disks=(CacheDirectory(home / "c", Capacity(bytes=5)),))
+    assert config.capacity_of(config.disks[0]) == Capacity(bytes=5)
+    assert (
+        replace(config, disks=(CacheDirectory(home / "c"),)).capacity_of(CacheDirectory(home / "c")) == config.capacity
+    )
