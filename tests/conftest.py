@@ -3,6 +3,7 @@
 The server is started by the first test that asks for it and ends with the session.
 """
 
+import multiprocessing.resource_tracker
 import os
 import secrets
 import shutil
@@ -21,6 +22,9 @@ from tests.support.seaweedfs import Bucket, SeaweedFS
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+# One for the whole run: started in a test it would belong to that test and be ended with it.
+multiprocessing.resource_tracker.ensure_running()
 
 _FOREIGN_PREFIXES = ("FOREBAY_", "AWS_", "GOOGLE_", "GCS_", "AZURE_", "MLFLOW_", "XDG_")
 _LONGEST_HOME = 40

@@ -30,11 +30,12 @@ _OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 50),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
 )
 Reply = TypeVar("Reply", bound="Message")
 
 
-class _Forked(Exception):
+class Forked(Exception):
     """The call was cancelled because this process forked."""
 
 
@@ -54,7 +55,7 @@ class Channels:
 
     @contextmanager
     def channel(self, socket: Path) -> Iterator["grpc.Channel"]:
-        """The channel to the socket, for one call; a failure of the body after a fork becomes `_Forked`."""
+        """The channel to the socket, for one call; a failure of the body after a fork becomes `Forked`."""
         with self.condition:
             self.condition.wait_for(lambda: not self._closing)
             channel = self._open.get(socket) or self._connect(socket)
@@ -64,7 +65,7 @@ class Channels:
             yield channel
         except Exception as error:
             if generation != self._generation:
-                raise _Forked from error
+                raise Forked from error
             raise
         finally:
             with self.condition:
@@ -110,7 +111,7 @@ class _Process:
         os.register_at_fork(after_in_child=self._after_fork_in_child)
 
     def prepare(self) -> None:
-        """Keeps gRPC alive in this process, and registers what closes channels before a fork, after gRPC's own hooks."""
+        """Keeps gRPC alive in this process; registers what closes channels before a fork after gRPC's own hooks."""
         import grpc
 
         self._keepers.append(grpc.insecure_channel("unix:/"))
@@ -182,7 +183,7 @@ def _path(method: str) -> str:
 
 
 def _run(socket: Path, attempt: Callable[["grpc.Channel"], Reply]) -> Reply:
-    if not os.environ.get("TRY0") and _process.ancestor_used and not fork_is_safe():
+    if _process.ancestor_used and not fork_is_safe():
         raise DaemonError(
             "this process was forked from one that had called the daemon, and GRPC_ENABLE_FORK_SUPPORT=0 makes that "
             "hang; unset it, or start processes with forkserver or spawn"
@@ -193,7 +194,7 @@ def _run(socket: Path, attempt: Callable[["grpc.Channel"], Reply]) -> Reply:
         try:
             with _process.channels.channel(socket) as channel:
                 return attempt(channel)
-        except _Forked:
+        except Forked:
             continue
         except grpc.RpcError as error:
             raise translate(error, socket) from None

@@ -139,7 +139,16 @@ class StreamingDataset(IterableDataset[Any]):
         opened = self.open()
         here = self.topology()
         label = f"rank {here.rank} of {here.world_size}: {self.source[0]}"
-        return Feed(opened.client, opened.dataset_id, opened.columns, label, opened.order, split, here.rank)
+        return Feed(
+            opened.client,
+            opened.dataset_id,
+            opened.columns,
+            label,
+            opened.order,
+            split,
+            here.rank,
+            opened.manifest.piece_decoded_bytes,
+        )
 
     def reader_spec(self, *, collate_fn: Callable[[list[Any]], Any] | None, batched: bool) -> ReaderSpec:
         """What the readers of this dataset need."""
@@ -160,7 +169,7 @@ class StreamingDataset(IterableDataset[Any]):
         step_bytes = max(1, manifest.total_bytes * split.global_batch // split.world_size // max(1, manifest.samples))
         chunk = max(1, min(_CHUNK_STEPS, _CHUNK_BYTES // step_bytes)) if spec.columnar else 1
         ahead = max(_LEAST_AHEAD, min(2 * _CHUNK_STEPS, _AHEAD_BYTES // step_bytes), 2 * chunk)
-        return Depth(steps=ahead, chunk_steps=chunk, readers=1)
+        return Depth(steps=ahead, chunk_steps=chunk)
 
     def identity(self) -> Identity:
         """What a state of this dataset is bound to."""

@@ -188,10 +188,7 @@ class DataLoader(TorchDataLoader[Any]):
         """torch asks for prefetch_factor × workers chunks at the start, and for one more before it gives one out."""
         if self.num_workers == 0:
             return self._stream.depth(split, spec)
-        readers = self.num_workers
-        return Depth(
-            steps=(self.prefetch_factor or _TORCH_PREFETCH_FACTOR) * readers + 2, chunk_steps=1, readers=readers
-        )
+        return Depth(steps=(self.prefetch_factor or _TORCH_PREFETCH_FACTOR) * self.num_workers + 2, chunk_steps=1)
 
     def _split(self) -> Split:
         return self._stream.split(self.batch_size, self.global_batch_size)

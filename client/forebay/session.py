@@ -95,6 +95,8 @@ class Session:
         self._held: set[int] = set()
         self._unreleased: set[int] = set()
         self._closed = False
+        #: What this session should hold at once, in bytes, beyond what its next step needs; as the daemon said last.
+        self.budget_bytes = 0
         self._use_here()
         self._register()
 
@@ -249,6 +251,7 @@ class Session:
 
         request = pb.AcquireRequest(session_id=session_id, pieces=pieces)
         answer = self._client.call("Acquire", request, pb.AcquireResponse)
+        self.budget_bytes = answer.budget_bytes
         return [self._lease(lease) for lease in answer.leases]
 
     def _send_release(self, session_id: str, pieces: set[int]) -> None:

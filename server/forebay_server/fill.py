@@ -10,6 +10,7 @@ the file grows.
 
 import asyncio
 import errno
+import itertools
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -67,7 +68,8 @@ class Fill:
 
     job: Job
     before: float | None
-    give_up_at: float
+    turn: int
+    asked_at: float
     #: It was a prefetch, and nothing that is needed later could make room for it.
     found_no_room: bool = False
     task: "asyncio.Task[Entry | None]" = field(init=False)
@@ -94,9 +96,7 @@ class FillCounters:
 class Fills:
     """All fills of a daemon."""
 
-    def __init__(
-        self, store: Store, reader: Reader, *, clock: Callable[[], float], room_wait_seconds: float, threads: int = 8
-    ) -> None:
+    def __init__(self, store: Store, reader: Reader, *, clock: Callable[[], float], threads: int = 8) -> None:
         self.counters = FillCounters()
         #: By key. A fill is here from `start` until its file is at its path, or its error.
         self.running: dict[str, Fill] = {}
@@ -105,7 +105,7 @@ class Fills:
         self._store = store
         self._reader = reader
         self._clock = clock
-        self._room_wait_seconds = room_wait_seconds
+        self._turns = itertools.count()
         self._threads = ThreadPoolExecutor(max(threads, os.cpu_count() or 1), "forebay-fill")
         self._listeners: list[Callable[[Fill], None]] = []
         self._is_draining = False
@@ -126,12 +126,12 @@ class Fills:
             raise DaemonUnavailable("the daemon is ending; try again when its successor runs")
         if fill is None:
             self._store.expect(job.key)
-            fill = Fill(job, before, self._give_up_at())
+            fill = Fill(job, before, next(self._turns), self._clock())
             fill.task = asyncio.get_running_loop().create_task(self._run(fill), name=f"fill {job.key[:12]}")
             fill.task.add_done_callback(_retrieve)
             self.running[job.key] = fill
         elif before is None and fill.before is not None:
-            fill.before, fill.give_up_at = None, self._give_up_at()
+            fill.before, fill.turn, fill.asked_at = None, next(self._turns), self._clock()
         return fill
 
     async def drain(self, grace_seconds: float) -> None:
@@ -148,9 +148,6 @@ class Fills:
     def _cancel(self, fills: list[Fill]) -> None:
         for fill in fills:
             fill.task.cancel()
-
-    def _give_up_at(self) -> float:
-        return self._clock() + self._room_wait_seconds
 
     async def _run(self, fill: Fill) -> Entry | None:
         key = fill.job.key

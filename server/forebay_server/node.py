@@ -50,7 +50,7 @@ class Node:
         self._manifests = Manifests(disk.manifests, stores, fetcher)
         self.store = _store(config, disk, self._views, clock)
         self._views.holds = self.store.holds
-        self.fills = Fills(self.store, fetcher, clock=clock, room_wait_seconds=config.room_wait_seconds)
+        self.fills = Fills(self.store, fetcher, clock=clock)
         self.sessions = Sessions(
             self.store,
             self.fills,
@@ -140,7 +140,14 @@ class Node:
 def _store(config: ServerConfig, disk: CacheDisk, views: Views, clock: Callable[[], float]) -> Store:
     capacity = config.capacity_of(config.disks[0]).of(disk.size_bytes)
     ledger = Ledger(capacity, floor_bytes(disk.size_bytes), disk.free_bytes)
-    return Store(disk, Index.open(disk.index), ledger, needs=views, clock=clock)
+    return Store(
+        disk,
+        Index.open(disk.index),
+        ledger,
+        needs=views,
+        clock=clock,
+        room_wait_seconds=config.room_wait_seconds,
+    )
 
 
 def _version() -> str:

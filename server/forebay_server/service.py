@@ -92,7 +92,9 @@ class DaemonService(daemon_pb2_grpc.DaemonServiceServicer):
         async def work() -> pb.AcquireResponse:
             session = self._node.sessions.get(request.session_id)
             leases = await self._node.sessions.acquire(session, list(request.pieces))
-            return pb.AcquireResponse(leases=[_lease(lease) for lease in leases])
+            return pb.AcquireResponse(
+                leases=[_lease(lease) for lease in leases], budget_bytes=self._node.sessions.budget_bytes()
+            )
 
         return await self._answer(context, work)
 

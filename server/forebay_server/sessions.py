@@ -89,6 +89,10 @@ class Sessions:
     def __iter__(self) -> Iterator[Session]:
         return iter(self._open.values())
 
+    def budget_bytes(self) -> int:
+        """What one session should hold at once: an equal part of half the cache, so that others can come and go."""
+        return self._store.ledger.capacity_bytes // (2 * max(1, len(self._open)))
+
     def listen(self, listener: Callable[[], None]) -> None:
         """Calls `listener()` when needs or positions change from now on."""
         self._listeners.append(listener)
@@ -123,6 +127,8 @@ class Sessions:
         """Takes in how far the session is. Raises `ConfigurationError`."""
         if position < 0 or not 0 <= positions_per_second < float("inf"):
             raise ConfigurationError(f"a position and a rate are 0 or more, not {position} and {positions_per_second}")
+        if position != session.progress.position:
+            self._store.moved()
         rate = positions_per_second or session.progress.positions_per_second
         self._set(session, Progress(session.progress.needs, position, rate))
 

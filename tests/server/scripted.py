@@ -164,8 +164,15 @@ async def rig(
     """A store over `root`, reconciled, and drained at the end."""
     with claimed(root) as disk:
         clock, needs, reader = ManualClock(), ScriptedNeeds(), ScriptedReader()
-        store = Store(disk, Index.open(disk.index), Ledger(capacity, 0, free_bytes), needs=needs, clock=clock)
-        fills = Fills(store, reader, clock=clock, room_wait_seconds=room_wait_seconds)
+        store = Store(
+            disk,
+            Index.open(disk.index),
+            Ledger(capacity, 0, free_bytes),
+            needs=needs,
+            clock=clock,
+            room_wait_seconds=room_wait_seconds,
+        )
+        fills = Fills(store, reader, clock=clock)
         if reconcile:
             await store.reconcile()
         try:

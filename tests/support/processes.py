@@ -146,6 +146,10 @@ class Process:
     def close(self) -> None:
         """End the tree and the guard, and remove what was to be removed. May be called again."""
         if self._guard.stdin is not None:
+            # A byte and not only the end: processes forked meanwhile hold the pipe open too.
+            if not self._guard.stdin.closed:
+                with suppress(BrokenPipeError):
+                    os.write(self._guard.stdin.fileno(), b".")
             self._guard.stdin.close()
         self._guard.wait(20)
         self._popen.wait(10)

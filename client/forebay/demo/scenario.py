@@ -24,7 +24,7 @@ from forebay.demo.corpus import Corpus, Place
 from forebay.demo.records import Event, StepRecord, Tail, journal_path, read_events, read_steps
 from forebay.demo.verify import Verdict, effective_sequence, verify
 from forebay.status import Counters
-from forebay_core.errors import ConfigurationError, DaemonUnavailable, ForebayError
+from forebay_core.errors import ConfigurationError, DaemonUnavailable
 
 __all__ = ["DemoFailed", "Options", "Outcome", "Watcher", "claim_directory", "play", "time_to_kill"]
 
@@ -41,7 +41,7 @@ _POLL_SECONDS = 0.02
 _SOCKET_PATH_LIMIT = 100
 
 
-class DemoFailed(ForebayError):
+class DemoFailed(RuntimeError):
     """A part of the demo ended otherwise than it should."""
 
 
@@ -79,7 +79,7 @@ class Outcome:
 
 
 def play(options: Options, watcher: Watcher, *, text: Corpus | None = None) -> Outcome:
-    """The whole demo. Raises `DemoFailed` or another `ForebayError` where a part of it cannot be done."""
+    """The whole demo. Raises `DemoFailed`, or a `ForebayError`, where a part of it cannot be done."""
     shape = text or Corpus()
     with ExitStack() as stack:
         directory = stack.enter_context(claim_directory(options.directory))

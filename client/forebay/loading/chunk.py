@@ -25,6 +25,8 @@ class PieceFile(NamedTuple):
     length: int
     #: The user's own file, read where it lies: links are followed, no lock is taken.
     in_place: bool = False
+    #: The position over all epochs from which on nobody of this rank wants the piece any more, as is known so far.
+    until: int = 0
 
 
 class StepEnd(NamedTuple):
@@ -43,7 +45,7 @@ class Chunk:
     offsets: [steps + 1], the cut of the samples into steps; the other arrays are [samples], as in `RankPlan`.
     ends: one for each step.
     files: every piece of the chunk.
-    retired: pieces that no later chunk wants; whoever has them open may close them.
+    begin, end: the positions over all epochs before and after it, by which readers close what nobody wants any more.
     """
 
     epoch: int
@@ -55,7 +57,8 @@ class Chunk:
     is_pad: npt.NDArray[np.bool_]
     ends: tuple[StepEnd, ...]
     files: tuple[PieceFile, ...]
-    retired: tuple[int, ...] = ()
+    begin: int
+    end: int
 
     def with_files(self, files: tuple[PieceFile, ...]) -> "Chunk":
         """The same samples in other places."""
@@ -75,7 +78,7 @@ class Batch:
         """With its tensors in pinned memory; torch's loader calls it too."""
         from torch.utils.data._utils.pin_memory import pin_memory
 
-        return replace(self, data=pin_memory(self.data))
+        return replace(self, data=pin_memory(self.data))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forebay.daemon_client import DaemonClient
-from forebay.loading.chunk import Batch, PieceFile
+from forebay.loading.chunk import Batch, Int64, PieceFile
 from forebay.loading.delivery import Delivery
 from forebay.loading.lookahead import Depth, Leases, Lookahead
 from forebay.order import Order, Split
@@ -20,7 +20,10 @@ from forebay.timing import BatchTiming, time_batch
 
 @dataclass(frozen=True)
 class Feed:
-    """Where an engine's pieces come from: one dataset of one daemon, as one rank reads it."""
+    """Where an engine's pieces come from: one dataset of one daemon, as one rank reads it.
+
+    piece_bytes: int64 [pieces], how large each piece is, as the manifest states it.
+    """
 
     client: DaemonClient
     dataset_id: str
@@ -29,6 +32,7 @@ class Feed:
     order: Order
     split: Split
     rank: int
+    piece_bytes: Int64
 
     def connect(self) -> Leases:
         """Opens the session."""
@@ -53,6 +57,7 @@ class Engine:
             self._feed.split,
             self._feed.rank,
             self._feed.connect,
+            piece_bytes=self._feed.piece_bytes,
             start=(epoch, position),
             depth=self._depth,
         )
@@ -97,6 +102,10 @@ class _SessionLeases:
         self.report = session.report
         self.release = session.release
         self.close = session.close
+
+    @property
+    def budget_bytes(self) -> int:
+        return self._session.budget_bytes
 
     def lease(self, pieces: Sequence[int]) -> list[PieceFile]:
         return [

@@ -28,12 +28,17 @@ from forebay.order.plan import RankPlan
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
+NEVER = 1 << 62
 _BLOCK_STEPS = 256
 _BLOCK_SAMPLES = 16384
 
 
 class Leases(Protocol):
     """What the planner wants of a session with the daemon. Positions are epoch × samples + position."""
+
+    @property
+    def budget_bytes(self) -> int:
+        """What should be held at once beyond what the next step needs, as the daemon said with the last lease."""
 
     def publish(self, pieces: Int64, first: Int64, last: Int64) -> None: ...
 
@@ -50,13 +55,11 @@ class Leases(Protocol):
 class Depth:
     """How far the planner runs ahead.
 
-    steps: planned and not yet with the trainer, at most. chunk_steps: read together, at most. readers: how many there
-    are; chunks go round among them.
+    steps: planned and not yet with the trainer, at most. chunk_steps: read together, at most.
     """
 
     steps: int
     chunk_steps: int
-    readers: int
 
 
 class Closed(Exception):
@@ -73,6 +76,7 @@ class Lookahead:
         rank: int,
         connect: Callable[[], Leases],
         *,
+        piece_bytes: Int64,
         start: tuple[int, int],
         depth: Depth,
     ) -> None:
@@ -86,10 +90,12 @@ class Lookahead:
         self._delivered = start[0] * order.samples + start[1]
         self._failure: BaseException | None = None
         self._closing = False
-        self._holdings = _Holdings(depth.readers)
+        self._holdings = _Holdings(piece_bytes)
+        self._is_tight = False
         self._rate = _Rate(self._delivered)
         self._reported_at = 0.0
         self._chunk_steps = 1
+        self._block_begin = start[1]
         self._thread = threading.Thread(target=self._run, name="forebay-lookahead", daemon=True)
         self._thread.start()
 
@@ -113,7 +119,8 @@ class Lookahead:
         with self._condition:
             self._delivered = end.epoch * self._order.samples + end.position
             self._outstanding -= 1
-            if self._outstanding + self._depth.chunk_steps <= self._depth.steps:
+            has_room = self._outstanding + self._depth.chunk_steps <= self._depth.steps
+            if has_room or self._is_tight or self._holdings.next_end <= self._delivered:
                 self._condition.notify_all()
 
     def close(self, timeout_seconds: float = 5.0) -> None:
@@ -143,9 +150,10 @@ class Lookahead:
         steps = len(chunk.ends)
         while True:
             with self._condition:
-                room = self._condition.wait_for(lambda: self._closing or self._has_room(steps), HEARTBEAT_SECONDS)
+                self._condition.wait_for(lambda: self._has_work(steps), HEARTBEAT_SECONDS)
                 if self._closing:
                     raise Closed
+                room = self._has_room(steps)
                 if room:
                     self._outstanding += steps
                     self._ready.append(chunk)
@@ -153,6 +161,9 @@ class Lookahead:
             self._keep_in_touch(session)
             if room:
                 return
+
+    def _has_work(self, steps: int) -> bool:
+        return self._closing or self._has_room(steps) or self._holdings.next_end <= self._delivered
 
     def _has_room(self, steps: int) -> bool:
         return self._outstanding == 0 or self._outstanding + steps <= self._depth.steps
@@ -220,11 +231,16 @@ class Lookahead:
         """The block's chunks; the pieces of each are leased when its turn comes, not before."""
         whole = self._split.steps(self._order.samples)
         number = (epoch + 1) * whole - self._split.steps(self._order.samples, position)
+        self._block_begin = position
         start = 0
         while start < block.steps:
             stop = min(start + self._chunk_steps, block.steps)
             self._chunk_steps = min(2 * self._chunk_steps, self._depth.chunk_steps)
             pieces = _pieces(block, start, stop)
+            if not self._fits(session, pieces):
+                stop = start + 1
+                pieces = _pieces(block, start, stop)
+                self._await_budget(session, pieces)
             missing = self._holdings.missing(pieces, bounds)
             if missing:
                 self._holdings.take(session.lease(missing))
@@ -233,6 +249,23 @@ class Lookahead:
                 stop, pieces = arrived, _pieces(block, start, arrived)
             yield self._chunk(epoch, block, range(start, stop), number, pieces)
             start = stop
+
+    def _fits(self, session: Leases, pieces: Sequence[int]) -> bool:
+        return self._holdings.bytes_with(pieces) <= session.budget_bytes
+
+    def _await_budget(self, session: Leases, pieces: Sequence[int]) -> None:
+        """Where the cache is small, a step is leased when it fits beside what is held, or when it is the very next."""
+        self._is_tight = True
+        while (outstanding := self._outstanding) and not self._fits(session, pieces):
+            with self._condition:
+                self._condition.wait_for(lambda: self._has_moved(outstanding), HEARTBEAT_SECONDS)
+                if self._closing:
+                    raise Closed
+            self._keep_in_touch(session)
+        self._is_tight = False
+
+    def _has_moved(self, outstanding: int) -> bool:
+        return self._closing or self._outstanding < outstanding or self._holdings.next_end <= self._delivered
 
     def _arrived(self, block: RankPlan, start: int, stop: int) -> int:
         """Where to end: a step whose pieces have not all arrived is not read together with one before it."""
@@ -255,8 +288,14 @@ class Lookahead:
             is_pad=block.is_pad[cut],
             ends=tuple(self._end(epoch, block, step, number) for step in steps),
             files=self._holdings.files(pieces),
-            retired=self._holdings.retired(),
+            begin=self._place(epoch, block, steps.start),
+            end=self._place(epoch, block, steps.stop),
         )
+
+    def _place(self, epoch: int, block: RankPlan, steps: int) -> int:
+        """The position over all epochs after so many steps of the block."""
+        after = int(block.after[steps - 1]) if steps else self._block_begin
+        return epoch * self._order.samples + after
 
     def _end(self, epoch: int, block: RankPlan, step: int, number: int) -> StepEnd:
         after = int(block.after[step])
@@ -276,14 +315,15 @@ def _pieces(block: RankPlan, start: int, stop: int) -> list[int]:
 class _Holdings:
     """The leases of one planner: which pieces, where they lie, until which position. Used by its thread alone."""
 
-    def __init__(self, readers: int) -> None:
-        self._readers = readers
+    def __init__(self, piece_bytes: Int64) -> None:
+        self._piece_bytes = piece_bytes
+        self._bytes = 0
+        #: The position at which the next piece is passed.
+        self.next_end = NEVER
         self._files: dict[int, PieceFile] = {}
         self._until: dict[int, int] = {}
         self._by_end: list[tuple[int, int]] = []
         self._pending: set[int] = set()
-        self._retiring: deque[list[int]] = deque()
-        self._passed: list[int] = []
 
     def missing(self, pieces: Sequence[int], bounds: Int64) -> list[int]:
         """Holds the pieces until their bounds; those among them that have to be leased first."""
@@ -291,11 +331,19 @@ class _Holdings:
             if self._until.get(piece, -1) < end:
                 self._until[piece] = end
                 heapq.heappush(self._by_end, (end, piece))
+        self.next_end = self._by_end[0][0] if self._by_end else NEVER
         return [piece for piece in pieces if piece not in self._files]
+
+    def bytes_with(self, pieces: Sequence[int]) -> int:
+        """Bytes of the cache that are held, and of these pieces where they are not."""
+        missing = [piece for piece in pieces if piece not in self._files]
+        return self._bytes + int(self._piece_bytes[missing].sum())
 
     def take(self, files: Iterable[PieceFile]) -> None:
         """Leases came in, new ones or for pieces that are held."""
         for file in files:
+            self._count(self._files.get(file.piece), -1)
+            self._count(file, 1)
             self._files[file.piece] = file
             if file.inode:
                 self._pending.discard(file.piece)
@@ -303,8 +351,8 @@ class _Holdings:
                 self._pending.add(file.piece)
 
     def files(self, pieces: Iterable[int]) -> tuple[PieceFile, ...]:
-        """Where the pieces lie."""
-        return tuple(self._files[piece] for piece in pieces)
+        """Where the pieces lie, and how long they are wanted."""
+        return tuple(self._files[piece]._replace(until=self._until[piece]) for piece in pieces)
 
     @property
     def has_pending(self) -> bool:
@@ -326,19 +374,15 @@ class _Holdings:
             end, piece = heapq.heappop(self._by_end)
             if self._until.get(piece) == end:
                 del self._until[piece]
-                self._files.pop(piece, None)
+                self._count(self._files.pop(piece, None), -1)
                 self._pending.discard(piece)
                 passed.append(piece)
-        self._passed += passed
+        self.next_end = self._by_end[0][0] if self._by_end else NEVER
         return passed
 
-    def retired(self) -> tuple[int, ...]:
-        """For the next chunk: the pieces given back since its reader's last one."""
-        self._retiring.append(self._passed)
-        self._passed = []
-        while len(self._retiring) > self._readers:
-            self._retiring.popleft()
-        return tuple({piece for pieces in self._retiring for piece in pieces if piece not in self._files})
+    def _count(self, file: PieceFile | None, sign: int) -> None:
+        if file is not None and not file.in_place:
+            self._bytes += sign * int(self._piece_bytes[file.piece])
 
     def _is_pending(self, piece: int) -> bool:
         if piece not in self._pending:

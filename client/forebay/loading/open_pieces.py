@@ -1,7 +1,8 @@
 """The pieces that one reader has mapped: opened when first wanted, waited for while the daemon fills them.
 
-A piece stays open until the planner says that it is retired; there is a cap as well, so that descriptors and mappings
-stay bounded whatever the order. Used by one thread at a time (each reader thread or process has its own).
+A piece stays open until the position at which nobody wants it any more: the daemon cannot evict what is mapped, so a
+reader must not hold on to it while it waits for the room of another. There is a cap as well, so that mappings stay
+bounded whatever the order. Used by one thread at a time (each reader thread or process has its own).
 """
 
 import json
@@ -46,8 +47,11 @@ class OpenPieces:
         self._open: OrderedDict[int, OpenPiece] = OrderedDict()
 
     def get(self, file: PieceFile) -> OpenPiece | None:
-        """The piece if it is open already."""
-        return self._open.get(file.piece)
+        """The piece if it is open already; it then stays open for as long as `file` says."""
+        opened = self._open.get(file.piece)
+        if opened is not None and opened.file.until < file.until:
+            opened = self._open[file.piece] = opened._replace(file=file)
+        return opened
 
     def open(self, file: PieceFile) -> OpenPiece:
         """Maps a piece, waiting while the daemon fills it.
@@ -62,8 +66,12 @@ class OpenPieces:
             self._open.popitem(last=False)[1].mapped.close()
         return opened
 
-    def retire(self, pieces: Iterable[int]) -> None:
-        """Closes pieces that are not wanted any more; those not open are ignored."""
+    def pass_by(self, position: int) -> None:
+        """Closes what nobody wants from this position on."""
+        self.discard([piece for piece, opened in self._open.items() if opened.file.until <= position])
+
+    def discard(self, pieces: Iterable[int]) -> None:
+        """Closes pieces; those not open are ignored."""
         for piece in pieces:
             opened = self._open.pop(piece, None)
             if opened is not None:
@@ -71,7 +79,7 @@ class OpenPieces:
 
     def close(self) -> None:
         """Closes all."""
-        self.retire(list(self._open))
+        self.discard(list(self._open))
 
     def _map(self, file: PieceFile) -> MappedFile:
         deadline = time.monotonic() + self._wait_seconds

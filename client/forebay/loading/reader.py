@@ -91,7 +91,7 @@ class Reader:
         try:
             return self._read(chunk)
         except PieceGone as error:
-            self._pieces.retire(file.piece for file in chunk.files)
+            self._pieces.discard(file.piece for file in chunk.files)
             return Lost(chunk, str(error), gone=not isinstance(error, StillFilling))
         except ForebayError as error:
             return Failed(type(error).__name__, str(error))
@@ -102,9 +102,10 @@ class Reader:
 
     def _read(self, chunk: Chunk) -> list[Batch]:
         clock = Clock()
-        self._pieces.retire(chunk.retired)
+        self._pieces.pass_by(chunk.begin)
         opened = self._open(chunk, clock)
         data = self._columnar(chunk, opened, clock) if self._spec.columnar else self._by_sample(chunk, opened, clock)
+        self._pieces.pass_by(chunk.end)
         sizes = np.diff(chunk.offsets).tolist()
         stages = tuple(clock.stages)
         return [Batch(*fields, stages) for fields in zip(data, chunk.ends, sizes, strict=True)]

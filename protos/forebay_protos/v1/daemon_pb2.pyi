@@ -257,14 +257,18 @@ class AcquireResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     LEASES_FIELD_NUMBER: builtins.int
+    BUDGET_BYTES_FIELD_NUMBER: builtins.int
+    budget_bytes: builtins.int
+    """What this session should hold at once, in bytes on disk, beyond what its next step needs: its part of the cache."""
     @property
     def leases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Lease]: ...
     def __init__(
         self,
         *,
         leases: collections.abc.Iterable[global___Lease] | None = ...,
+        budget_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["leases", b"leases"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["budget_bytes", b"budget_bytes", "leases", b"leases"]) -> None: ...
 
 global___AcquireResponse = AcquireResponse
 

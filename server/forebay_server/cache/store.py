@@ -21,6 +21,7 @@ from forebay_server.cache.capacity import Ledger, Reservation
 from forebay_server.cache.departures import Departure, Departures, plan
 from forebay_server.cache.disk import CacheDisk, Entry, Origin, TempFile
 from forebay_server.cache.index import Index
+from forebay_server.cache.queueing import RoomQueue
 from forebay_server.threads import complete
 
 _log = logging.getLogger(__name__)
@@ -53,8 +54,12 @@ class Want(Protocol):
         """Seconds until a prefetch is needed; None for a demand."""
 
     @property
-    def give_up_at(self) -> float:
-        """On the store's clock: when a demand that others leave no room fails."""
+    def turn(self) -> int:
+        """Counts demands in the order in which they were made."""
+
+    @property
+    def asked_at(self) -> float:
+        """When the demand was made, on the store's clock."""
 
 
 class NoRoom(Exception):
@@ -72,7 +77,14 @@ class Store:
     """The pieces on one disk. Methods are for the event loop's thread."""
 
     def __init__(
-        self, disk: CacheDisk, index: Index, ledger: Ledger, *, needs: NextUse, clock: Callable[[], float]
+        self,
+        disk: CacheDisk,
+        index: Index,
+        ledger: Ledger,
+        *,
+        needs: NextUse,
+        clock: Callable[[], float],
+        room_wait_seconds: float = 30.0,
     ) -> None:
         self.disk = disk
         self.ledger = ledger
@@ -87,6 +99,7 @@ class Store:
         self._leaving: dict[str, asyncio.Future[None]] = {}
         self._listeners: list[Callable[[str, bool], None]] = []
         self._room_lock = asyncio.Lock()
+        self._queue = RoomQueue(clock, room_wait_seconds)
         self._departures = Departures(clock)
         self._changed = asyncio.Event()
         self._reconciled = asyncio.Event()
@@ -127,6 +140,7 @@ class Store:
         self._pins[key] -= 1
         if self._pins[key] <= 0:
             del self._pins[key]
+            self._queue.moved()
             self._changed.set()
 
     def listen(self, listener: Callable[[str, bool], None]) -> None:
@@ -170,6 +184,7 @@ class Store:
     def arrived(self, key: str) -> None:
         """Ends what `expect` began, however the fill ended."""
         self._arriving.discard(key)
+        self._queue.moved()
         self._changed.set()
 
     # -- room -----------------------------------------------------------------------------------------------------
@@ -177,23 +192,40 @@ class Store:
     async def reserve(self, reservation: Reservation, total: int, want: Want, *, spare: int = 0) -> None:
         """Grows the reservation to `total` bytes, and by up to `spare` more where that much is free anyway.
 
-        Raises `CapacityError` where a demand can never fit, or others leave no room until `want.give_up_at`;
-        `NoRoom` where a prefetch does not fit now.
+        Raises `CapacityError` where a demand can never fit, or others leave it no room for long; `NoRoom` where a
+        prefetch does not fit now, and where a demand that holds some room stands in the way of an earlier one.
         """
         if self._index.is_new:
             await self._reconciled.wait()
-        while not await self._take(reservation, total, want):
-            if want.before is not None:
-                raise NoRoom
-            if self._clock() >= want.give_up_at:
-                raise CapacityError(
-                    f"{want.name} needs {total} bytes, but pieces in use hold the cache of"
-                    f" {self.ledger.capacity_bytes} bytes: {_REMEDY}"
-                )
-            await self._change()
+        try:
+            while not await self._take_in_turn(reservation, total, want):
+                self._wait_or_fail(reservation, total, want)
+                await self._change()
+        finally:
+            self._queue.leave(want)
+            self._changed.set()
         extra = min(spare, -self.ledger.missing(0))
         if extra > 0:
             reservation.grow_to(total + extra)
+
+    async def _take_in_turn(self, reservation: Reservation, total: int, want: Want) -> bool:
+        if want.before is not None:
+            return self._queue.is_empty() and await self._take(reservation, total, want)
+        return not self._queue.must_wait(want.turn) and await self._take(reservation, total, want)
+
+    def _wait_or_fail(self, reservation: Reservation, total: int, want: Want) -> None:
+        if want.before is not None or (reservation.bytes and self._queue.must_wait(want.turn)):
+            raise NoRoom
+        if self._queue.gives_up(want):
+            raise CapacityError(
+                f"{want.name} needs {total} bytes, but pieces in use hold the cache of"
+                f" {self.ledger.capacity_bytes} bytes: {_REMEDY}"
+            )
+        self._queue.join(want)
+
+    def moved(self) -> None:
+        """A trainer has read on: what waits for room may hope."""
+        self._queue.moved()
 
     async def _take(self, reservation: Reservation, total: int, want: Want) -> bool:
         async with self._room_lock:

@@ -15,11 +15,14 @@ from forebay.order import Order, OrderOptions, Split
 from forebay_core.errors import SourceUnreachable
 
 ROWS = [7, 0, 13, 20, 5, 9, 31, 4, 11]
+BYTES = np.array(ROWS) * 10
 SPLIT = Split(2, 10)
 
 
 class Session:
     """Answers every lease at once; counts what is held."""
+
+    budget_bytes = 1 << 40
 
     def __init__(self, pending: dict[int, Path] | None = None, failing: int | None = None) -> None:
         self.pending = pending or {}
@@ -56,7 +59,7 @@ def planning(
     connect: Callable[[], Session], *, start: tuple[int, int] = (0, 0), depth: Depth | None = None, rank: int = 0
 ) -> Iterator[Lookahead]:
     order = Order(ROWS, seed=3, options=OrderOptions(lanes=4, window=6))
-    lookahead = Lookahead(order, SPLIT, rank, connect, start=start, depth=depth or Depth(8, 4, 1))
+    lookahead = Lookahead(order, SPLIT, rank, connect, piece_bytes=BYTES, start=start, depth=depth or Depth(8, 4))
     try:
         yield lookahead
     finally:
@@ -113,23 +116,18 @@ def test_every_piece_of_a_chunk_is_leased_while_it_is_read_and_given_back_when_p
     assert session.closed.is_set()
 
 
-def test_pieces_that_a_reader_may_close_are_named_to_each_reader_and_are_not_in_its_chunk() -> None:
-    order = Order(ROWS, seed=3, options=OrderOptions(lanes=1, window=1))
-    session = Session()
-    lookahead = Lookahead(order, Split(1, 5), 0, lambda: session, start=(0, 0), depth=Depth(3, 1, 2))
-    open_in: list[set[int]] = [set(), set()]
-    try:
-        for number in range(60):
-            chunk = lookahead.next_chunk()
-            mine = open_in[number % 2]
-            mine -= set(chunk.retired)
-            mine |= {file.piece for file in chunk.files}
-            assert not set(chunk.retired) & {file.piece for file in chunk.files}
-            assert len(mine) <= 6
-            for end in chunk.ends:
-                lookahead.delivered(end)
-    finally:
-        lookahead.close()
+def test_each_file_says_how_long_it_is_wanted_and_no_later_chunk_wants_it_without_saying_so() -> None:
+    wanted_until: dict[int, int] = {}
+    with planning(Session, depth=Depth(3, 1)) as lookahead:
+        for _ in range(60):
+            (chunk,) = consume(lookahead, 1)
+            assert chunk.begin < chunk.end
+            for file in chunk.files:
+                assert file.until > chunk.begin
+                assert file.until >= wanted_until.get(file.piece, 0)
+                wanted_until[file.piece] = file.until
+            place = chunk.epoch * 100 + chunk.position.max()
+            assert chunk.begin <= place < chunk.end
 
 
 def test_no_more_is_planned_than_the_depth_allows() -> None:
@@ -137,7 +135,7 @@ def test_no_more_is_planned_than_the_depth_allows() -> None:
         with pytest.raises(Closed):
             lookahead.next_chunk()
 
-    with planning(Session, depth=Depth(4, 1, 1)) as lookahead:
+    with planning(Session, depth=Depth(4, 1)) as lookahead:
         for _ in range(4):
             lookahead.next_chunk()
         waiting = threading.Thread(target=ask)
@@ -152,7 +150,7 @@ def test_no_more_is_planned_than_the_depth_allows() -> None:
 def test_a_step_whose_piece_is_in_fill_is_not_read_together_with_those_before_it(tmp_path: Path) -> None:
     order = Order([50, 50], seed=0, shuffle=False)
     session = Session(pending={1: tmp_path / "late"})
-    lookahead = Lookahead(order, Split(1, 10), 0, lambda: session, start=(0, 0), depth=Depth(64, 32, 1))
+    lookahead = Lookahead(order, Split(1, 10), 0, lambda: session, piece_bytes=BYTES, start=(0, 0), depth=Depth(64, 32))
     try:
         chunks = consume(lookahead, 10)
     finally:
@@ -160,6 +158,21 @@ def test_a_step_whose_piece_is_in_fill_is_not_read_together_with_those_before_it
     for chunk in chunks:
         pieces = set(chunk.piece.tolist())
         assert pieces == {0} or (pieces == {1} and len(chunk.ends) == 1)
+
+
+def test_with_a_small_cache_no_more_is_held_than_the_budget_or_the_next_step() -> None:
+    session = Session()
+    session.budget_bytes = 450
+    with planning(lambda: session, depth=Depth(64, 8)) as lookahead:
+        for _ in range(80):
+            (chunk,) = [lookahead.next_chunk()]
+            wanted = {file.piece for file in chunk.files}
+            assert session.held >= wanted
+            passed = {file.piece for file in chunk.files if file.until > chunk.begin}
+            assert passed == wanted
+            assert BYTES[list(session.held)].sum() <= max(450, BYTES[list(wanted)].sum() + 450)
+            for end in chunk.ends:
+                lookahead.delivered(end)
 
 
 def test_a_failure_of_the_session_reaches_whoever_waits_for_a_chunk() -> None:

@@ -4,7 +4,7 @@ import json
 import pickle
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,11 @@ class Local:
             localiser.finish()
         temp.rename(self.path(piece))
         found = self.path(piece).stat()
-        return PieceFile(piece, str(self.path(piece)), found.st_ino, found.st_size, 0, 0)
+        return PieceFile(piece, str(self.path(piece)), found.st_ino, found.st_size, 0, 0, until=100)
 
-    def chunk(self, steps: Sequence[Sequence[int]], files: Sequence[PieceFile] | None = None, epoch: int = 0) -> Chunk:
+    def chunk(
+        self, steps: Sequence[Sequence[int]], files: Sequence[PieceFile] | None = None, epoch: int = 0, begin: int = 0
+    ) -> Chunk:
         ids = np.array([sample for step in steps for sample in step], dtype=np.int64)
         pieces, rows = self.manifest.locate(ids)
         if files is None:
@@ -70,6 +72,8 @@ class Local:
             is_pad=ids % 2 == 1,
             ends=tuple(StepEnd(epoch, number, number, False) for number in range(len(steps))),
             files=tuple(files),
+            begin=begin,
+            end=begin + len(ids),
         )
 
     def reader(self, **options: Any) -> Reader:
@@ -196,8 +200,8 @@ def test_extras_that_do_not_exist_are_refused_at_once(parquet: Local) -> None:
 
 
 @pytest.fixture
-def filling(parquet: Local) -> Iterator[tuple[Local, Chunk]]:
-    yield parquet, parquet.chunk([[0, 1]], files=[PieceFile(0, str(parquet.path(0)), 0, 0, 0, 0)])
+def filling(parquet: Local) -> tuple[Local, Chunk]:
+    return parquet, parquet.chunk([[0, 1]], files=[PieceFile(0, str(parquet.path(0)), 0, 0, 0, 0)])
 
 
 def test_a_piece_in_fill_is_waited_for_and_counted_as_remote_wait(filling: tuple[Local, Chunk]) -> None:
@@ -236,11 +240,11 @@ def test_a_file_that_went_or_was_replaced_is_leased_again(parquet: Local) -> Non
     assert isinstance(parquet.reader().read(chunk.with_files((parquet.fill(0),))), list)
 
 
-def test_an_open_piece_is_read_on_although_its_file_was_removed_until_it_is_retired(parquet: Local) -> None:
+def test_an_open_piece_is_read_on_although_its_file_was_removed_until_nobody_wants_it(parquet: Local) -> None:
     reader = parquet.reader()
-    chunk = parquet.chunk([[0, 1]])
-    reader.read(chunk)
+    files = [parquet.fill(0)]
+    reader.read(parquet.chunk([[0, 1]], files=files))
     parquet.path(0).unlink()
-    assert isinstance(reader.read(chunk), list)
-    reader.read(Chunk(**{**{name: getattr(chunk, name) for name in chunk.__slots__}, "retired": (0,)}))
-    assert isinstance(reader.read(Chunk(**{name: getattr(chunk, name) for name in chunk.__slots__})), Lost)
+    assert isinstance(reader.read(parquet.chunk([[0, 1]], files=files, begin=97)), list)
+    assert isinstance(reader.read(parquet.chunk([[0, 1]], files=files, begin=98)), list)
+    assert isinstance(reader.read(parquet.chunk([[0, 1]], files=files, begin=98)), Lost)
