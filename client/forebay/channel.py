@@ -3,8 +3,15 @@
 gRPC does not survive a fork with an open channel: children hang or get errors. So before a fork, on the thread that
 forks, new calls are held back, calls in flight get `DRAIN_SECONDS` to end and are then cancelled by closing their
 channel, and the fork happens with no channel open. Both processes open channels again when they next call; a call that
-was cancelled so is made again by `call` itself, so callers see nothing of it. With `GRPC_ENABLE_FORK_SUPPORT=0` gRPC's
-own part of this is off and a child can hang for ever: there a child of a process that used gRPC gets an error instead.
+was cancelled so is made again by `call` itself, so callers see nothing of it. Four things were found by trying:
+
+* When the last channel of a process closes, gRPC shuts itself down on a thread of its own, under a global lock that a
+  child may inherit locked. One channel that never connects ("keeper") keeps gRPC alive in each process that calls.
+* gRPC's own hooks (`GRPC_ENABLE_FORK_SUPPORT=1`) stop its threads, and calls in flight then never end. Ours must run
+  first: hooks before a fork run in reverse order, so ours are registered after gRPC has registered its own.
+* Channels share connections process-wide unless told otherwise, and a child shuts down those that it inherited: the
+  parent's new channel must not pick up the connection of the one just closed.
+* With `GRPC_ENABLE_FORK_SUPPORT=0` a child that calls hangs whatever is done here: it gets an error instead.
 
 `call` may be used from any thread. It imports gRPC: a process that never calls never loads it. Every failure is an
 error of `forebay_core.errors`.

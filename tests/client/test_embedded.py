@@ -1,0 +1,112 @@
+"""The user's own daemon: started once, by whoever comes first, and gone when nobody needs it."""
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from forebay import embedded
+from forebay.address import Address, resolve
+from forebay.daemon_client import DaemonClient
+from forebay_core.errors import ConfigurationError, DaemonUnavailable
+from tests.support.processes import Process, eventually
+
+ASK = "from forebay.daemon_client import DaemonClient; print('daemon', DaemonClient().status().process_id)"
+ABSENT = Path("/nonexistent/forebay.sock")
+
+
+def environment_of_the_test(**settings: str) -> dict[str, str]:
+    return {**os.environ, "FOREBAY_CAPACITY": "1GiB", **settings}
+
+
+def embedded_address(environment: dict[str, str]) -> Address:
+    return resolve(None, environment, system_socket=ABSENT)
+
+
+def daemons_of(home: Path) -> list[int]:
+    found = psutil.process_iter(["pid", "cmdline"])
+    lines = {process.pid: process.info["cmdline"] or [] for process in found}
+    return [pid for pid, line in lines.items() if "forebay_server" in line and str(home) in " ".join(line)]
+
+
+def test_eight_processes_at_once_start_one_daemon(home: Path) -> None:
+    environment = environment_of_the_test()
+    program = [sys.executable, "-c", ASK]
+    asking = [Process(program, log=home / f"{n}.log", limit_seconds=100, env=environment) for n in range(8)]
+    try:
+        said = {process.check(90).splitlines()[-1] for process in asking}
+    finally:
+        for process in asking:
+            process.close()
+    assert said == {f"daemon {pid}" for pid in daemons_of(home)}
+    assert len(said) == 1
+
+
+def test_the_daemon_is_no_child_of_who_started_it_and_ends_when_idle() -> None:
+    environment = environment_of_the_test(FOREBAY_IDLE_SECONDS="1")
+    client = DaemonClient(environment=environment)
+    status = client.status()
+    assert status.embedded
+    assert status.disks[0].capacity_bytes == 1 << 30
+    assert status.process_id not in {child.pid for child in psutil.Process().children(recursive=True)}
+    eventually(lambda: not psutil.pid_exists(status.process_id), 30, "the idle daemon to end")
+    assert not client.address.socket.exists()
+
+
+def test_a_daemon_that_died_or_ended_is_started_again() -> None:
+    client = DaemonClient(environment=environment_of_the_test())
+    first = client.status().process_id
+    psutil.Process(first).kill()
+    eventually(lambda: not embedded.answers(client.address.socket), 10, "the killed daemon's socket to be silent")
+    assert client.status().process_id != first
+
+
+def test_a_daemon_that_cannot_start_says_why_in_one_line(home: Path) -> None:
+    environment = environment_of_the_test(FOREBAY_CAPACITY="much")
+    with pytest.raises(DaemonUnavailable, match="capacity 'much' is not a size") as caught:
+        embedded.ensure_running(embedded_address(environment), environment)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_log_states_place_and_capacity(home: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "FOREBAY_CAPACITY"}
+    client = DaemonClient(environment=environment)
+    disk = client.status().disks[0]
+    log = client.address.socket.with_suffix(".log").read_text()
+    assert (
+        f"cache {home / 'cache/forebay/0'} (FOREBAY_CACHE_DIR changes it), capacity {disk.capacity_bytes} bytes" in log
+    )
+
+
+def test_other_credentials_get_another_daemon_and_another_cache() -> None:
+    one = DaemonClient(environment=environment_of_the_test(AWS_ACCESS_KEY_ID="one")).status()
+    two = DaemonClient(environment=environment_of_the_test(AWS_ACCESS_KEY_ID="two")).status()
+    assert one.process_id != two.process_id
+    assert one.disks[0].path != two.disks[0].path
+
+
+def test_asking_without_starting_starts_nothing() -> None:
+    client = DaemonClient(environment=environment_of_the_test(), reconnect_seconds=0.0, start=False)
+    with pytest.raises(DaemonUnavailable, match="no socket is there"):
+        client.status()
+    assert not client.address.socket.parent.exists()
+
+
+@pytest.mark.parametrize("kind", ["symlink", "file", "open to others"])
+def test_a_runtime_directory_that_another_could_use_is_refused(home: Path, kind: str) -> None:
+    directory = home / "runtime" / "forebay"
+    if kind == "symlink":
+        (home / "elsewhere").mkdir(mode=0o700)
+        directory.symlink_to(home / "elsewhere")
+    elif kind == "file":
+        directory.touch()
+    else:
+        directory.mkdir()
+        directory.chmod(0o777)
+    environment = environment_of_the_test()
+    with pytest.raises(ConfigurationError, match=str(directory)):
+        embedded.ensure_running(embedded_address(environment), environment)
+    with pytest.raises(ConfigurationError, match=str(directory)):
+        DaemonClient(environment=environment, reconnect_seconds=0.0, start=False).status()
