@@ -20,7 +20,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from forebay import progress, topology
 from forebay.daemon_client import DaemonClient
 from forebay.iteration import EpochIterator, Readout
-from forebay.loading.delivery import ThreadDelivery
+from forebay.loading.delivery import AheadDelivery
 from forebay.loading.engine import Engine, Feed
 from forebay.loading.lookahead import Depth
 from forebay.loading.reader import ReaderSpec
@@ -36,9 +36,7 @@ SourceLike = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Transform = Callable[..., Any]
 
 _AHEAD_BYTES = 64 << 20
-_CHUNK_BYTES = 4 << 20
-_CHUNK_STEPS = 32
-_LEAST_AHEAD = 4
+_LEAST_AHEAD, _MOST_AHEAD = 4, 64
 
 
 @dataclass(frozen=True)
@@ -163,13 +161,12 @@ class StreamingDataset(IterableDataset[Any]):
             batched=batched,
         )
 
-    def depth(self, split: Split, spec: ReaderSpec) -> Depth:
-        """How far one reader in this process runs ahead: bounded in bytes, as the manifest states them."""
+    def depth(self, split: Split) -> Depth:
+        """How far a reader in this process runs ahead: bounded in bytes, as the manifest states them."""
         manifest = self.open().manifest
         step_bytes = max(1, manifest.total_bytes * split.global_batch // split.world_size // max(1, manifest.samples))
-        chunk = max(1, min(_CHUNK_STEPS, _CHUNK_BYTES // step_bytes)) if spec.columnar else 1
-        ahead = max(_LEAST_AHEAD, min(2 * _CHUNK_STEPS, _AHEAD_BYTES // step_bytes), 2 * chunk)
-        return Depth(steps=ahead, chunk_steps=chunk)
+        steps = max(_LEAST_AHEAD, min(_MOST_AHEAD, _AHEAD_BYTES // step_bytes))
+        return Depth(steps=steps, chunk_steps=steps // 2)
 
     def identity(self) -> Identity:
         """What a state of this dataset is bound to."""
@@ -229,7 +226,7 @@ class StreamingDataset(IterableDataset[Any]):
         if self._readout is None or self._readout.split != split:
             self.close()
             spec = self.reader_spec(collate_fn=None, batched=self.batch_size is not None)
-            engine = Engine(self.feed(split), ThreadDelivery(spec, threads=1, pin=False), self.depth(split, spec))
+            engine = Engine(self.feed(split), AheadDelivery(spec, pin=False), self.depth(split))
             self._readout = Readout(engine, self.progress, split, self.identity())
             self._finalizer = weakref.finalize(self, self._readout.close)
         return EpochIterator(self._readout)

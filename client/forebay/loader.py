@@ -15,7 +15,7 @@ from torch.utils.data import Sampler
 
 from forebay.dataset import StreamingDataset, checked_batch_size
 from forebay.iteration import EpochIterator, Readout
-from forebay.loading.delivery import Delivery, ProcessDelivery, ThreadDelivery, WorkerOptions
+from forebay.loading.delivery import AheadDelivery, Delivery, ProcessDelivery, ThreadDelivery, WorkerOptions
 from forebay.loading.engine import Engine
 from forebay.loading.lookahead import Depth
 from forebay.loading.reader import ReaderSpec
@@ -164,13 +164,15 @@ class DataLoader(TorchDataLoader[Any]):
 
     def _open_readout(self, split: Split) -> Readout:
         spec = self._stream.reader_spec(collate_fn=self._collate, batched=self.batch_size is not None)
-        engine = Engine(self._stream.feed(split), self._delivery(spec), self._depth(split, spec))
+        engine = Engine(self._stream.feed(split), self._delivery(spec), self._depth(split))
         return Readout(engine, self._stream.progress, split, self._stream.identity())
 
     def _delivery(self, spec: ReaderSpec) -> Delivery:
         pin = self.pin_memory and torch.accelerator.is_available()
-        if self.num_workers == 0 or self.worker_type == "thread":
-            return ThreadDelivery(spec, threads=max(1, self.num_workers), pin=pin)
+        if self.num_workers == 0:
+            return AheadDelivery(spec, pin=pin)
+        if self.worker_type == "thread":
+            return ThreadDelivery(spec, threads=self.num_workers, pin=pin)
         return ProcessDelivery(
             spec,
             WorkerOptions(
@@ -184,10 +186,10 @@ class DataLoader(TorchDataLoader[Any]):
             ),
         )
 
-    def _depth(self, split: Split, spec: ReaderSpec) -> Depth:
+    def _depth(self, split: Split) -> Depth:
         """torch asks for prefetch_factor × workers chunks at the start, and for one more before it gives one out."""
         if self.num_workers == 0:
-            return self._stream.depth(split, spec)
+            return self._stream.depth(split)
         return Depth(steps=(self.prefetch_factor or _TORCH_PREFETCH_FACTOR) * self.num_workers + 2, chunk_steps=1)
 
     def _split(self) -> Split:

@@ -6,7 +6,6 @@ the interval in which the trainer was blocked; what no stage explains is `queue`
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 StageName = Literal["remote_wait", "read", "transform", "collate"]
@@ -20,8 +19,7 @@ class Stage(NamedTuple):
     stop: float
 
 
-@dataclass(frozen=True, slots=True)
-class BatchTiming:
+class BatchTiming(NamedTuple):
     """One batch as the trainer saw it; durations in seconds.
 
     `step` counts the batches of all epochs as the order numbers them, so it goes on after a resume; `at` is the wall
@@ -43,12 +41,21 @@ def time_batch(
     stages: Iterable[Stage], blocked_from: float, blocked_until: float, *, step: int, samples: int, at: float
 ) -> BatchTiming:
     """Attributes the blocked interval to the stages, which do not overlap one another."""
-    parts = {"remote_wait": 0.0, "read": 0.0, "transform": 0.0, "collate": 0.0}
-    for stage in stages:
-        overlap = min(stage.stop, blocked_until) - max(stage.start, blocked_from)
+    parts: dict[StageName, float] = {"remote_wait": 0.0, "read": 0.0, "transform": 0.0, "collate": 0.0}
+    blocked = queue = blocked_until - blocked_from
+    for name, start, stop in stages:
+        overlap = (stop if stop < blocked_until else blocked_until) - (start if start > blocked_from else blocked_from)
         if overlap > 0.0:
-            parts[stage.name] += overlap
-    blocked = blocked_until - blocked_from
+            parts[name] += overlap
+            queue -= overlap
     return BatchTiming(
-        step=step, fetch_seconds=blocked, queue=max(0.0, blocked - sum(parts.values())), samples=samples, at=at, **parts
+        step,
+        blocked,
+        parts["remote_wait"],
+        parts["read"],
+        parts["transform"],
+        parts["collate"],
+        max(0.0, queue),
+        samples,
+        at,
     )

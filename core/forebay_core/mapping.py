@@ -22,13 +22,14 @@ import pyarrow as pa
 
 from forebay_core.errors import PieceGone
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.mmap.restype = ctypes.c_void_p
-_libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
-_libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_MAP_FAILED = ctypes.c_void_p(-1).value
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64)
+libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+MAP_FAILED = ctypes.c_void_p(-1).value
 _MADV_POPULATE_READ = 22
+_MAP_FIXED = 0x10
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
 
@@ -50,11 +51,13 @@ class MappedFile:
         offset: int = 0,
         length: int | None = None,
         in_place: bool = False,
+        address: int | None = None,
     ) -> "MappedFile":
         """Maps bytes [offset, offset + length) of the file, by default all that follows the offset.
 
         `inode` and `size` (bytes, of the whole file) are checked where given. `in_place` is for a user's own file that
         is read where it lies: symbolic links are followed and no lock is taken, since nobody of ours removes it.
+        `address`: map it there, over whatever is mapped; it is not unmapped then, since the place is its owner's.
         Raises `PieceGone` where the file is missing, was removed, or is another than the one expected; `OSError` else.
         """
         file = Path(path)
@@ -66,7 +69,7 @@ class MappedFile:
             if not in_place:
                 fcntl.flock(fd, fcntl.LOCK_SH)
             length = _checked_length(file, os.fstat(fd), inode=inode, size=size, offset=offset, length=length)
-            return cls(file, _map(fd, offset, length, file))
+            return cls(file, _map(fd, offset, length, file, address))
         finally:
             os.close(fd)
 
@@ -79,11 +82,8 @@ class MappedFile:
         if start >= stop:
             return
         base = np.frombuffer(self.view, np.uint8).ctypes.data
-        first = (base + start) // mmap.PAGESIZE * mmap.PAGESIZE
-        if _libc.madvise(first, base + stop - first, _MADV_POPULATE_READ) == 0:
-            return
-        code = ctypes.get_errno()
-        if code != errno.EINVAL:
+        code = populate(base + start, base + stop)
+        if code:
             reason = f"cannot read bytes [{start}, {stop}) from the disk ({os.strerror(code)})"
             raise OSError(code, reason, str(self.path))
 
@@ -96,6 +96,15 @@ class MappedFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def populate(start: int, stop: int) -> int:
+    """Faults the addresses [start, stop) in. The error number where the disk fails; 0 else, or on an old kernel."""
+    first = start // mmap.PAGESIZE * mmap.PAGESIZE
+    if libc.madvise(first, stop - first, _MADV_POPULATE_READ) == 0:
+        return 0
+    code = ctypes.get_errno()
+    return 0 if code == errno.EINVAL else code
 
 
 def is_mapped(path: str | os.PathLike[str]) -> bool:
@@ -135,15 +144,17 @@ class _Pages:
     __slots__ = ("__weakref__",)
 
 
-def _map(fd: int, offset: int, length: int, path: Path) -> memoryview:
+def _map(fd: int, offset: int, length: int, path: Path, at: int | None) -> memoryview:
     if length == 0:
         return memoryview(b"")
     lead = offset % mmap.PAGESIZE
-    address = _libc.mmap(None, lead + length, mmap.PROT_READ, mmap.MAP_SHARED, fd, offset - lead)
-    if address == _MAP_FAILED:
+    flags = mmap.MAP_SHARED | (0 if at is None else _MAP_FIXED)
+    address = libc.mmap(at, lead + length, mmap.PROT_READ, flags, fd, offset - lead)
+    if address == MAP_FAILED:
         code = ctypes.get_errno()
         raise OSError(code, f"cannot map {length} bytes ({os.strerror(code)})", str(path))
     pages = _Pages()
-    # Not at exit: views that live until then would point at nothing.
-    weakref.finalize(pages, _libc.munmap, address, lead + length).atexit = False
+    if at is None:
+        # Not at exit: views that live until then would point at nothing.
+        weakref.finalize(pages, libc.munmap, address, lead + length).atexit = False
     return memoryview(pa.foreign_buffer(address + lead, length, base=pages)).cast("B")

@@ -205,6 +205,8 @@ class Fills:
 
         await self._reader.stream(job.root, job.piece.object, localiser.ranges, push)
         await self._in_thread(sink, localiser.finish)
+        if sink.temp is not None:
+            await self._in_thread(sink, sink.temp.flush)
 
     async def _in_thread(self, sink: "_Sink", work: Callable[..., None], *arguments: object) -> None:
         running = asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
@@ -257,7 +259,7 @@ class _Sink:
         if total > self._reservation.bytes:
             self._ask(total)
         self.temp.write(chunk)
-        self._reservation.written = self.temp.size
+        self._reservation.written = self.temp.written
 
     def stop(self) -> None:
         """Ends a wait for room; called on the event loop when the fill is cancelled."""

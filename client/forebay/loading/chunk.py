@@ -11,6 +11,10 @@ from forebay.timing import Stage
 Int64 = npt.NDArray[np.int64]
 
 
+class Closed(Exception):
+    """The loader was closed while something waited for it."""
+
+
 class PieceFile(NamedTuple):
     """Where the local form of a piece lies. `inode` and `size` are 0 while the daemon still fills it.
 

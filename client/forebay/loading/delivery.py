@@ -7,6 +7,7 @@ reorders. A chunk whose files are gone is leased and read again; a failure is ra
 """
 
 import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,14 +17,20 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from forebay.loading.chunk import Batch, Chunk, Failed, Lost
-from forebay.loading.lookahead import Closed, Lookahead
+from forebay.loading.chunk import Batch, Chunk, Closed, Failed, Lost
+from forebay.loading.lookahead import Lookahead
+from forebay.loading.open_pieces import StillFilling
 from forebay.loading.reader import Reader, ReaderSpec
 from forebay_core.errors import PieceGone, by_name
 
 Result = list[Batch] | Lost | Failed
 ATTEMPTS = 10
 """How often in a row a chunk's files may be found gone before the loader gives up."""
+
+_TOO_OFTEN = f"this happened more than {ATTEMPTS} times in a row: is something else deleting the cache?"
+#: How often the thread looks whether the trainer has left it something to do.
+_SHORTEST_PAUSE_SECONDS = 0.002
+_LONGEST_PAUSE_SECONDS = 0.016
 
 
 class Delivery(Protocol):
@@ -52,8 +59,103 @@ class WorkerOptions:
     pin_memory: bool = False
 
 
+class AheadDelivery:
+    """Reads in this process, ahead of the trainer in a thread, and in the trainer's own where it comes too early.
+
+    Handing a batch from one thread to another costs more than to gather it. So a trainer that waits for nothing else
+    reads the next batch itself, and the thread keeps out of its way; while the trainer is busy, the thread reads ahead.
+    `_producing` is held by whoever reads; only the trainer takes from `_ready`.
+    """
+
+    def __init__(self, spec: ReaderSpec, *, pin: bool) -> None:
+        self._spec, self._pin = spec, pin
+        self._ready: deque[Batch] = deque()
+        self._producing = threading.Lock()
+        self._trainer_waits = False
+        self._batches: Iterator[Batch] = iter(())
+        self._failure: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, lookahead: Lookahead) -> None:
+        self.close()
+        self._failure = None
+        self._batches = _read_all(self._spec, lookahead)
+        self._thread = threading.Thread(target=self._run, args=(lookahead,), name="forebay-reader", daemon=True)
+        self._thread.start()
+
+    def next(self) -> Batch:
+        if self._ready:
+            return self._ready.popleft()
+        self._trainer_waits = True
+        with self._producing:
+            self._trainer_waits = False
+            if self._ready:
+                return self._ready.popleft()
+            return self._produce()
+
+    def close(self) -> None:
+        """The planner has been closed before, which ends every wait."""
+        if self._thread is not None:
+            self._thread.join(timeout=10.0)
+            self._thread = None
+        with self._producing:
+            self._batches = iter(())
+            self._ready.clear()
+
+    def _produce(self) -> Batch:
+        """The next batch. A failure is kept: whatever comes after it must not be handed out."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            batch = next(self._batches)
+            return batch.pin_memory() if self._pin else batch
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _run(self, lookahead: Lookahead) -> None:
+        pause = _SHORTEST_PAUSE_SECONDS
+        while not lookahead.is_closed() and self._failure is None:
+            if self._trainer_waits or not self._producing.acquire(blocking=False):
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                continue
+            try:
+                self._ready.append(self._produce())
+                pause = _SHORTEST_PAUSE_SECONDS
+            except BaseException:
+                return
+            finally:
+                self._producing.release()
+
+
+def _read_all(spec: ReaderSpec, lookahead: Lookahead) -> Iterator[Batch]:
+    """Every batch that is planned, each read when it is asked for."""
+    reader = Reader(spec, is_closed=lookahead.is_closed)
+    try:
+        while True:
+            yield from _leased(reader, lookahead.next_chunk(), lookahead)
+    finally:
+        reader.close()
+
+
+def _leased(reader: Reader, chunk: Chunk, lookahead: Lookahead) -> Iterator[Batch]:
+    """The chunk's batches, leased anew as long as its files go."""
+    gone = 0
+    while True:
+        try:
+            yield from reader.batches(chunk)
+        except PieceGone as error:
+            gone = 0 if isinstance(error, StillFilling) else gone + 1
+            if gone > ATTEMPTS:
+                raise PieceGone(f"{error}; {_TOO_OFTEN}") from error
+            chunk = lookahead.lease_again(chunk)
+        else:
+            return
+
+
 class ThreadDelivery:
-    """Reads in threads of this process. A planner gets threads of its own, which end with it."""
+    """Reads in several threads of this process. A planner gets threads of its own, which end with it."""
 
     def __init__(self, spec: ReaderSpec, *, threads: int, pin: bool) -> None:
         self._spec, self._count, self._pin = spec, threads, pin
@@ -115,7 +217,7 @@ class _Crew:
         reader = None
         sequence = number
         try:
-            reader = Reader(self._spec)
+            reader = Reader(self._spec, is_closed=self._lookahead.is_closed)
             while True:
                 chunk = self._pull(sequence)
                 self._hand_in(sequence, self._read(reader, chunk))
@@ -142,18 +244,13 @@ class _Crew:
                 self._condition.notify_all()
 
     def _read(self, reader: Reader, chunk: Chunk) -> list[Batch]:
-        batches = read_leased(reader, chunk, self._lookahead)
+        batches = list(_leased(reader, chunk, self._lookahead))
         return [batch.pin_memory() for batch in batches] if self._pin else batches
 
     def _hand_in(self, sequence: int, result: list[Batch] | BaseException) -> None:
         with self._condition:
             self._results[sequence] = result
             self._condition.notify_all()
-
-
-def read_leased(reader: Reader, chunk: Chunk, lookahead: Lookahead) -> list[Batch]:
-    """Reads a chunk, leasing it anew as long as its files go; raises what is wrong with it."""
-    return settle(reader.read(chunk), lambda: reader, lookahead)
 
 
 def settle(result: Result, reader: Callable[[], Reader], lookahead: Lookahead) -> list[Batch]:
@@ -164,9 +261,7 @@ def settle(result: Result, reader: Callable[[], Reader], lookahead: Lookahead) -
             raise by_name(result.error)(result.message)
         gone = gone + 1 if result.gone else 0
         if gone > ATTEMPTS:
-            raise PieceGone(
-                f"{result.message}; this happened {gone} times in a row: is something else deleting the cache?"
-            )
+            raise PieceGone(f"{result.message}; {_TOO_OFTEN}")
         result = reader().read(lookahead.lease_again(result.chunk))
     return result
 

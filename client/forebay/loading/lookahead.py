@@ -21,7 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
-from forebay.loading.chunk import Chunk, Int64, PieceFile, StepEnd
+from forebay.loading.chunk import Chunk, Closed, Int64, PieceFile, StepEnd
 from forebay.order import Order, Split
 from forebay.order.plan import RankPlan
 
@@ -60,10 +60,6 @@ class Depth:
 
     steps: int
     chunk_steps: int
-
-
-class Closed(Exception):
-    """The planner was closed."""
 
 
 class Lookahead:
@@ -122,6 +118,10 @@ class Lookahead:
             has_room = self._outstanding + self._depth.chunk_steps <= self._depth.steps
             if has_room or self._is_tight or self._holdings.next_end <= self._delivered:
                 self._condition.notify_all()
+
+    def is_closed(self) -> bool:
+        """True once it was closed."""
+        return self._closing
 
     def close(self, timeout_seconds: float = 5.0) -> None:
         """Ends the thread and the session. Idempotent."""

@@ -2,19 +2,25 @@
 
 A piece stays open until the position at which nobody wants it any more: the daemon cannot evict what is mapped, so a
 reader must not hold on to it while it waits for the room of another. There is a cap as well, so that mappings stay
-bounded whatever the order. Used by one thread at a time (each reader thread or process has its own).
+bounded whatever the order. Where rows lie end to end, pieces are mapped into one grid, to be gathered from together.
+Used by one thread at a time (each reader has its own).
 """
 
 import json
+import os
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from forebay.loading.chunk import PieceFile
+import numpy as np
+import numpy.typing as npt
+
+from forebay.loading.chunk import Closed, Int64, PieceFile
 from forebay_core.errors import PieceGone, by_name
 from forebay_core.formats.base import PieceReader
+from forebay_core.grid import Grid
 from forebay_core.manifest import Manifest
 from forebay_core.mapping import MappedFile
 
@@ -23,6 +29,7 @@ OPEN_LIMIT = 1024
 
 _FIRST_WAIT_SECONDS = 0.0005
 _LONGEST_WAIT_SECONDS = 0.02
+_NOWHERE = -1
 
 
 class StillFilling(PieceGone):
@@ -35,16 +42,28 @@ class OpenPiece(NamedTuple):
     file: PieceFile
     mapped: MappedFile
     reader: PieceReader
+    slot: int | None
 
 
 class OpenPieces:
-    """Open pieces of one manifest, by number."""
+    """Open pieces of one manifest, by number. `is_closed` ends a wait."""
 
-    def __init__(self, manifest: Manifest, columns: Iterable[str], *, wait_seconds: float) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        columns: Iterable[str],
+        *,
+        wait_seconds: float,
+        is_closed: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._manifest = manifest
         self._columns = manifest.columns(list(columns))
         self._wait_seconds = wait_seconds
+        self._is_closed = is_closed
         self._open: OrderedDict[int, OpenPiece] = OrderedDict()
+        self._grid = self._reserve()
+        #: For each piece the row of the grid at which it begins.
+        self._first_row = np.full(manifest.pieces if self._grid else 0, _NOWHERE, dtype=np.int64)
 
     def get(self, file: PieceFile) -> OpenPiece | None:
         """The piece if it is open already; it then stays open for as long as `file` says."""
@@ -56,15 +75,43 @@ class OpenPieces:
     def open(self, file: PieceFile) -> OpenPiece:
         """Maps a piece, waiting while the daemon fills it.
 
-        Raises the fill's own error, or `PieceGone` where the file is not the one leased or does not come in time.
+        Raises the fill's own error, `PieceGone` where the file is not the one leased or does not come in time, and
+        `Closed`.
         """
-        mapped = self._map(file)
+        while len(self._open) >= OPEN_LIMIT:
+            self.discard([next(iter(self._open))])
         piece = self._manifest.piece(file.piece)
-        opened = OpenPiece(file, mapped, self._manifest.format.open(mapped.view, piece, self._columns))
-        self._open[file.piece] = opened
-        while len(self._open) > OPEN_LIMIT:
-            self._open.popitem(last=False)[1].mapped.close()
+        slot = self._grid.slot(piece.cut.rows) if self._grid is not None and Grid.takes(file.offset) else None
+        try:
+            mapped = self._map(file, slot)
+            if slot is None:
+                mapped.populate()
+            reader = self._manifest.format.open(mapped.view, piece, self._columns)
+        except BaseException:
+            self._vacate(slot)
+            raise
+        opened = self._open[file.piece] = OpenPiece(file, mapped, reader, slot)
+        if slot is not None and self._grid is not None:
+            self._first_row[file.piece] = self._grid.first_row(slot)
         return opened
+
+    def on_grid(self, piece: Int64, row: Int64) -> tuple[npt.NDArray[Any], Int64] | None:
+        """The grid's rows, and which of them these are, faulted in; None where not all of the pieces lie on it.
+
+        Raises `OSError` naming the file where the disk fails.
+        """
+        if self._grid is None:
+            return None
+        first = self._first_row[piece]
+        if len(first) == 0 or first.min() == _NOWHERE:
+            return None
+        rows = first + row
+        failed = self._grid.populate(rows)
+        if failed is not None:
+            slot, code = failed
+            path = next(opened.file.path for opened in self._open.values() if opened.slot == slot)
+            raise OSError(code, f"cannot read from the disk ({os.strerror(code)})", path)
+        return self._grid.rows, rows
 
     def pass_by(self, position: int) -> None:
         """Closes what nobody wants from this position on."""
@@ -76,12 +123,30 @@ class OpenPieces:
             opened = self._open.pop(piece, None)
             if opened is not None:
                 opened.mapped.close()
+                self._vacate(opened.slot)
+                if opened.slot is not None:
+                    self._first_row[piece] = _NOWHERE
 
     def close(self) -> None:
         """Closes all."""
         self.discard(list(self._open))
+        if self._grid is not None:
+            self._grid.close()
+            self._grid = None
 
-    def _map(self, file: PieceFile) -> MappedFile:
+    def _reserve(self) -> Grid | None:
+        if not self._manifest.format.rows_lie_end_to_end() or len(self._columns) != 1:
+            return None
+        (column,) = self._columns.values()
+        if column.dtype is None:
+            return None
+        return Grid.reserve(OPEN_LIMIT, int(self._manifest.piece_rows.max()), column.dtype, column.shape)
+
+    def _vacate(self, slot: int | None) -> None:
+        if slot is not None and self._grid is not None:
+            self._grid.vacate(slot)
+
+    def _map(self, file: PieceFile, slot: int | None) -> MappedFile:
         deadline = time.monotonic() + self._wait_seconds
         pause = _FIRST_WAIT_SECONDS
         while True:
@@ -93,6 +158,7 @@ class OpenPieces:
                     offset=file.offset,
                     length=file.length or None,
                     in_place=file.in_place,
+                    address=None if slot is None or self._grid is None else self._grid.address(slot),
                 )
             except PieceGone:
                 if file.inode:
@@ -100,6 +166,8 @@ class OpenPieces:
                 if time.monotonic() > deadline:
                     raise StillFilling(f"{file.path} has been in fill for {self._wait_seconds:g} s") from None
             raise_fill_error(file.path)
+            if self._is_closed():
+                raise Closed
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_WAIT_SECONDS)
 

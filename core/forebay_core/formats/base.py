@@ -188,6 +188,10 @@ class Format(ABC):
     def open(self, buffer: memoryview, piece: Piece, columns: Mapping[str, Column]) -> PieceReader:
         """A reader over the mapped local layout."""
 
+    def rows_lie_end_to_end(self) -> bool:
+        """True where a piece's local layout is nothing but its rows, in native byte order: one array of one column."""
+        return False
+
     def ignores_columns(self) -> bool:
         """True where the local layout is the same whatever columns are chosen."""
         return self.as_is

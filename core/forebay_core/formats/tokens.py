@@ -85,6 +85,9 @@ class Tokens(Format):
     def open(self, buffer: memoryview, piece: Piece, columns: Mapping[str, Column]) -> "TokenReader":
         return TokenReader(buffer, piece, columns, self.dtype)
 
+    def rows_lie_end_to_end(self) -> bool:
+        return self.dtype is None or np.dtype(self.dtype).isnative
+
 
 class TokenReader(PieceReader):
     """Samples of one piece, straight from its bytes. Every row given must lie in [0, rows)."""

@@ -42,7 +42,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_MODE, _DIRECTORY_MODE = 0o640, 0o750
 _BLOCK = 4096
-_STEP = 1 << 20
+_WRITE_BYTES = 8 << 20
 _SIDECAR_BYTES = 1 << 20
 _FORMAT = 1
 
@@ -91,35 +91,54 @@ class Entry:
 
 
 class TempFile:
-    """A file being written, not yet a piece. One thread at a time."""
+    """A file being written, not yet a piece. One thread at a time.
+
+    It is written in large blocks: the kernel keeps a file in its page cache in folios as large as its writes were, and
+    a reader maps a megabyte of large ones in a twentieth of the time.
+    """
 
     def __init__(self, name: str, descriptor: int) -> None:
         self.name = name
+        #: Bytes taken in, and of these, written.
         self.size = 0
+        self.written = 0
         self.crc32c = 0
         self._descriptor = descriptor
+        self._held: list[bytes] = []
 
     def write(self, chunk: Buffer) -> None:
-        view = memoryview(chunk).cast("B")
-        for start in range(0, len(view), _STEP):
-            block = bytes(view[start : start + _STEP])
-            self.crc32c = google_crc32c.extend(self.crc32c, block)
-            written = os.write(self._descriptor, block)
-            while written < len(block):
-                written += os.write(self._descriptor, block[written:])
-            self.size += len(block)
+        """Takes the next bytes in; the chunk is not kept."""
+        self._held.append(bytes(chunk))
+        self.size += len(self._held[-1])
+        if self.size - self.written >= _WRITE_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes all that was taken in."""
+        block = self._held[0] if len(self._held) == 1 else b"".join(self._held)
+        self._held.clear()
+        self.crc32c = google_crc32c.extend(self.crc32c, block)
+        rest = memoryview(block)
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+        self.written = self.size
+
+    def drop(self) -> None:
+        """Forgets what was taken in and not written."""
+        self._held.clear()
 
     def blocks(self) -> int:
         """What it would take on the disk as a piece, in bytes."""
         return blocks_of(os.fstat(self._descriptor))
 
     def close(self) -> os.stat_result:
-        """Closes the file and says what became of it. Once only."""
-        descriptor, self._descriptor = self._descriptor, -1
+        """Writes what is left, closes the file and says what became of it. Once only."""
         try:
-            return os.fstat(descriptor)
+            self.flush()
+            return os.fstat(self._descriptor)
         finally:
-            os.close(descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
 
     @property
     def is_open(self) -> bool:
@@ -195,14 +214,15 @@ class CacheDisk:
     def discard(self, temp: TempFile) -> None:
         """Takes a temp file away. Does nothing once it was committed."""
         if temp.is_open:
+            temp.drop()
             temp.close()
             _unlink(temp.name, self._tmp)
 
     def commit(self, temp: TempFile, key: str, origin: Origin) -> Entry:
         """Makes the temp file the piece `key`: sidecar first, then the data, each by a rename."""
-        found = temp.close()
-        facts = {"key": key, "size": temp.size, "crc32c": temp.crc32c, "synced": False, "boot": self._boot}
         try:
+            found = temp.close()
+            facts = {"key": key, "size": temp.size, "crc32c": temp.crc32c, "synced": False, "boot": self._boot}
             if found.st_size != temp.size:
                 raise InternalError(f"{temp.name} has {found.st_size} bytes after {temp.size} were written")
             with self._directory_of(key, create=True) as directory:
