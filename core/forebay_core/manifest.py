@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from forebay_core.arrow_arrays import as_numpy, numbers, texts
 from forebay_core.errors import BadObject, ColumnNotFound, ConfigurationError
 from forebay_core.formats import from_spec
 from forebay_core.formats.base import Column, Cut, Cuts, Format, ObjectCut, ObjectInfo, Piece, Rows
@@ -130,13 +131,13 @@ class Manifest:
         sizes = np.array([info.size for info in infos], dtype=np.int64)
         schema, partial = _common_schema((info.key, cut) for _, info, cut in ordered)
         arrays: dict[str, pa.Array] = {
-            "object_key": pa.array(keys, pa.large_binary()),
-            "object_size": pa.array(sizes),
-            "object_version": pa.array([info.version for info in infos], pa.large_string()),
-            "piece_object": pa.array(np.repeat(np.arange(len(cuts), dtype=np.int64), [len(cut) for cut in cuts])),
-            "row_start": pa.array(np.concatenate([[0], np.cumsum(table[:, 0])]).astype(np.int64)),
+            "object_key": texts(keys, pa.large_binary()),
+            "object_size": numbers(sizes),
+            "object_version": texts([info.version.encode() for info in infos], pa.large_string()),
+            "piece_object": numbers(np.repeat(np.arange(len(cuts), dtype=np.int64), [len(cut) for cut in cuts])),
+            "row_start": numbers(np.concatenate([[0], np.cumsum(table[:, 0])]).astype(np.int64)),
         }
-        arrays |= {name: pa.array(np.ascontiguousarray(table[:, i])) for i, name in enumerate(_PIECE_COLUMNS)}
+        arrays |= {name: numbers(table[:, i]) for i, name in enumerate(_PIECE_COLUMNS)}
         facts = {
             "version": _VERSION,
             "root": root,
@@ -147,7 +148,9 @@ class Manifest:
             "total_bytes": int(table[:, 5].sum()),
         }
         metadata = {_FACTS: json.dumps(facts).encode(), _SCHEMA: schema.serialize().to_pybytes()}
-        columns = [pa.LargeListArray.from_arrays([0, len(array)], array) for array in arrays.values()]
+        columns = [
+            pa.LargeListArray.from_arrays(numbers(np.array([0, len(array)])), array) for array in arrays.values()
+        ]
         return cls(pa.record_batch(columns, names=list(arrays)).replace_schema_metadata(metadata))
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -247,8 +250,8 @@ def _common_schema(shards: Iterable[tuple[str, ObjectCut]]) -> tuple[pa.Schema, 
 def _fingerprint(format: Format, keys: list[bytes], arrays: Mapping[str, pa.Array]) -> str:
     spec = json.dumps(format.spec(), sort_keys=True, separators=(",", ":")).encode()
     hashed = ("object_size", "piece_object", *_PIECE_COLUMNS)
-    numbers = (arrays[name].to_numpy().astype("<i8").tobytes() for name in hashed)
-    return _digest([spec, _digest(keys).encode(), *numbers])
+    tables = (as_numpy(arrays[name], np.int64).astype("<i8").tobytes() for name in hashed)
+    return _digest([spec, _digest(keys).encode(), *tables])
 
 
 def _digest(parts: Iterable[bytes]) -> str:

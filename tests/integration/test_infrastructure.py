@@ -205,6 +205,22 @@ class TestProcesses:
             starter.signal(signal.SIGKILL)
             eventually(lambda: not psutil.pid_exists(inner), 10, "its end")
 
+    def test_closing_does_not_wait_for_a_forked_child_that_holds_the_guards_pipe(self, tmp_path: Path) -> None:
+        code = f"""
+            import os, signal, sys
+            from pathlib import Path
+            from tests.support.processes import Process
+            sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+            with Process(sleep, log=Path({str(tmp_path)!r}, "inner"), limit_seconds=50) as inner:
+                child = os.fork()
+                if child == 0:
+                    signal.pause()
+            os.kill(child, signal.SIGKILL)
+            print("closed")
+        """
+        with _python(code, log=tmp_path / "log", limit_seconds=60) as starter:
+            assert starter.check(15).endswith("closed\n")
+
     def test_waiting_returns_the_answer_or_says_what_was_awaited(self) -> None:
         answers = iter([0, 0, 7])
         assert eventually(lambda: next(answers), 5, "seven") == 7

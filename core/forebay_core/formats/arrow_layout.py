@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import types
 
+from forebay_core.arrow_arrays import dtype_of
 from forebay_core.formats.base import Sink
 from forebay_core.formats.columns import is_text, plain
 
@@ -101,7 +102,7 @@ def _filled(array: pa.Array, hidden: npt.NDArray[np.bool_]) -> pa.Array:
         size = array.type.list_size
         items = _filled(_items(array), np.repeat(hidden | null, size))
         return pa.FixedSizeListArray.from_arrays(items, type=array.type, mask=pa.array(null))
-    everything = np.frombuffer(array.buffers()[1], array.type.to_pandas_dtype())
+    everything = np.frombuffer(array.buffers()[1], dtype_of(array.type))
     values = everything[array.offset : array.offset + len(array)].copy()
     values[hidden | null] = np.nan
     return pa.array(values, array.type, mask=null)

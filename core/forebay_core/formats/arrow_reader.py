@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import types
 
+from forebay_core.arrow_arrays import as_numpy, dtype_of, numbers
 from forebay_core.errors import BadObject, ColumnNotFound
 from forebay_core.formats.base import Column, Piece, PieceReader, Rows
 from forebay_core.formats.columns import is_list, is_number, is_text
@@ -134,7 +135,7 @@ class _Fixed:
         leaf = levels[-1]
         wanted = np.dtype(np.uint8) if column.dtype == np.bool_ else column.dtype
         shape = (len(array), *column.shape)
-        if not is_number(leaf.type) or leaf.type.to_pandas_dtype() != wanted or len(leaf) != math.prod(shape):
+        if not is_number(leaf.type) or dtype_of(leaf.type) != wanted or len(leaf) != math.prod(shape):
             raise BadObject(f"{_where(piece)} holds column {column.name!r} as {array.type}, not as its manifest says")
         data = leaf.buffers()[1] if len(leaf) else b""
         self._view: _Array = np.frombuffer(data, column.dtype, len(leaf)).reshape(shape)
@@ -174,11 +175,11 @@ _Part = Any
 def _values(array: pa.Array, rows: Rows) -> list[Any]:
     if is_list(array.type) and is_number(array.type.value_type):
         return [_numbers(array, row) for row in rows.tolist()]
-    taken = array.take(pa.array(rows))
+    taken = array.take(numbers(rows))
     if types.is_dictionary(taken.type):
         taken = taken.dictionary_decode()
     try:
-        return list(taken.to_numpy(zero_copy_only=False).tolist() if is_text(taken.type) else taken.to_pylist())
+        return list(taken.to_pylist())
     except (ValueError, OverflowError, pa.ArrowException) as error:
         raise _Unreadable("not UTF-8" if is_text(taken.type) else str(error)) from error
 
@@ -189,8 +190,10 @@ def _numbers(array: pa.Array, row: int) -> _Array | None:
         return None
     if values.null_count and not types.is_floating(values.type):
         raise _NullRow(row)
-    numbers: _Array = values.to_numpy(zero_copy_only=False)
-    return numbers if numbers.flags.writeable else numbers.copy()
+    if values.null_count or types.is_boolean(values.type):
+        numbers: _Array = values.to_numpy(zero_copy_only=False)
+        return numbers if numbers.flags.writeable else numbers.copy()
+    return as_numpy(values, dtype_of(values.type)).copy()
 
 
 def _is_null(array: pa.Array) -> _Mask:

@@ -6,10 +6,10 @@ value or array a row. Where a row has no value, see `arrow_reader`. Pure; called
 
 import math
 
-import numpy as np
 import pyarrow as pa
 from pyarrow import types
 
+from forebay_core.arrow_arrays import dtype_of
 from forebay_core.formats.base import Column
 
 
@@ -83,5 +83,5 @@ def column_of(field: pa.Field) -> Column:
         shape.append(kind.list_size)
         kind = kind.value_type
     if is_number(kind) and math.prod(shape) > 0:
-        return Column(field.name, np.dtype(kind.to_pandas_dtype()), tuple(shape))
+        return Column(field.name, dtype_of(kind), tuple(shape))
     return Column(field.name, None)
