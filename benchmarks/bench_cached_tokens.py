@@ -85,7 +85,7 @@ def benchmark(options: argparse.Namespace) -> Report:
 
 def _compare(path: Path, address: str, repeats: int) -> Report:
     ours, workers = Loaded(path, address, 0), Loaded(path, address, 2)
-    plain = PlainGather(path, ours.dataset.open().order)
+    plain = PlainGather(path, ours.dataset._open().order)
     results = interleaved(
         {
             "plain numpy gather": lambda repeat: plain.epoch(repeat + 1),

@@ -48,7 +48,7 @@ def start(source: str, address: str, position: int) -> dict[str, float]:
     after = _resident_bytes()
     assert batch["tokens"].shape == (BATCH, SAMPLE_TOKENS)
     assert loader.position == position + BATCH
-    assert len(dataset.open().manifest.piece_rows) == PIECES
+    assert len(dataset._open().manifest.piece_rows) == PIECES
     loader.close()
     return {
         "first_batch_seconds": usage.wall_seconds,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from forebay.keys import IS_PAD, POSITION, SAMPLE_ID
 from forebay_core.errors import (
     AccessDenied,
-    AlreadyRunning,
     BadObject,
     CapacityError,
     ColumnNotFound,
@@ -22,14 +21,12 @@ from forebay_core.errors import (
     ForebayError,
     InternalError,
     ObjectChanged,
-    PieceGone,
     SourceError,
     SourceNotFound,
     SourceUnreachable,
     StateError,
     StateMismatch,
     UnknownScheme,
-    UnknownSession,
 )
 
 if TYPE_CHECKING:
@@ -37,6 +34,7 @@ if TYPE_CHECKING:
     from forebay.loader import DataLoader
     from forebay.order import OrderOptions
     from forebay.sampling import sample_rng
+    from forebay.timing import BatchTiming
     from forebay_core.formats import Parquet, Tokens
 
 __all__ = [
@@ -44,8 +42,8 @@ __all__ = [
     "POSITION",
     "SAMPLE_ID",
     "AccessDenied",
-    "AlreadyRunning",
     "BadObject",
+    "BatchTiming",
     "CapacityError",
     "ColumnNotFound",
     "ConfigurationError",
@@ -58,7 +56,6 @@ __all__ = [
     "ObjectChanged",
     "OrderOptions",
     "Parquet",
-    "PieceGone",
     "SourceError",
     "SourceNotFound",
     "SourceUnreachable",
@@ -67,7 +64,6 @@ __all__ = [
     "StreamingDataset",
     "Tokens",
     "UnknownScheme",
-    "UnknownSession",
     "__version__",
     "sample_rng",
 ]
@@ -75,6 +71,7 @@ __all__ = [
 __version__ = _version("forebay")
 
 _LAZY = {
+    "BatchTiming": "forebay.timing",
     "DataLoader": "forebay.loader",
     "OrderOptions": "forebay.order",
     "Parquet": "forebay_core.formats",

@@ -7,48 +7,28 @@ Iterated by itself it yields this rank's batches of `batch_size`, or single samp
 `forebay.DataLoader` it lends its one position to the loader.
 """
 
-import json
 import os
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from forebay import progress, topology
-from forebay.daemon_client import DaemonClient
-from forebay.iteration import EpochIterator, Readout
-from forebay.loading.delivery import AheadDelivery
+from forebay.iteration import EpochIterator, Playback, Readout
+from forebay.loading.ahead import AheadDelivery
 from forebay.loading.engine import Engine, Feed
-from forebay.loading.lookahead import Depth
 from forebay.loading.reader import ReaderSpec
+from forebay.opened import OrderSpec, Stream
 from forebay.order import Order, OrderOptions, Split
 from forebay.order.options import Shuffle
 from forebay.order.steps import Tail
 from forebay.progress import Identity, Progress
 from forebay_core.errors import ConfigurationError, StateError
 from forebay_core.formats import Format, Tokens, from_spec
-from forebay_core.manifest import Manifest
 
 SourceLike = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Transform = Callable[..., Any]
-
-_AHEAD_BYTES = 64 << 20
-_LEAST_AHEAD, _MOST_AHEAD = 4, 64
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A dataset as the daemon knows it."""
-
-    client: DaemonClient
-    dataset_id: str
-    manifest_path: Path
-    manifest: Manifest
-    columns: tuple[str, ...]
-    order: Order
 
 
 class StreamingDataset(IterableDataset[Any]):
@@ -103,57 +83,111 @@ class StreamingDataset(IterableDataset[Any]):
         self.extras = tuple(extras)
         self.rank, self.world_size = rank, world_size
         self.address = address
-        self.progress = Progress()
-        self._opened: Opened | None = None
-        self._readout: Readout | None = None
+        self._progress = Progress()
+        self._stream: Stream | None = None
+        self._playback = Playback(self)
         self._check()
 
-    def open(self) -> Opened:
-        """What the daemon knows of the dataset; asked once in a process."""
-        if self._opened is None:
-            client = DaemonClient(self.address)
-            answer = client.open_dataset(
-                self.source, "" if self.format is None else json.dumps(self.format.spec(), sort_keys=True)
-            )
-            manifest = Manifest.open(answer.manifest_path)
-            columns = tuple(manifest.columns(None if self.columns is None else list(self.columns)))
-            order = self._make_order(manifest, self.order)
-            self._opened = Opened(client, answer.dataset_id, answer.manifest_path, manifest, columns, order)
-        return self._opened
+    def open(self) -> None:
+        """Asks the daemon for the dataset now instead of at the first use, so that what is wrong with it shows.
 
-    def topology(self) -> topology.Topology:
-        """This process's rank and world size, as they are now."""
+        Raises `SourceError` and its kinds, `EmptyDataset`, `ColumnNotFound`, `ConfigurationError`, `DaemonError`.
+        """
+        self._open()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next sample, from 0."""
+        return self._progress.epoch
+
+    @property
+    def position(self) -> int:
+        """Samples of that epoch already handed out, over all ranks."""
+        return self._progress.position
+
+    @property
+    def remaining(self) -> int:
+        """Steps left in the epoch."""
+        return self._split(self.batch_size).steps(self._open().samples, self.position)
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch: batches of `batch_size`, or samples of this rank where none is given."""
+        return self._split(self.batch_size).steps(self._open().samples)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the epoch that is iterated next; the present epoch keeps its position."""
+        self._progress.set_epoch(epoch)
+
+    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
+        """The position, as JSON values; the same on every rank. Arguments that some frameworks pass are ignored."""
+        _refuse_in_worker("state_dict()")
+        return self._progress.encode(self._identity())
+
+    def load_state_dict(self, state: Mapping[str, Any], *_: Any, strict: bool = True, **__: Any) -> None:
+        """Goes on where `state` was taken, at any world size and batch size.
+
+        Raises `StateMismatch` where it is of other data or another order; `strict=False` then takes epoch and position
+        all the same. A window that differs is taken over from the state. A state that is refused changes nothing.
+        """
+        _refuse_in_worker("load_state_dict()")
+        saved = progress.decode(state)
+        stream = self._open().with_window_of(saved.identity)
+        if strict:
+            progress.check(saved, stream.identity(self.tail))
+        if saved.position > stream.samples:
+            raise StateError(
+                f"position {saved.position} is beyond the dataset's {stream.samples} samples: start its next epoch"
+            )
+        self._stream, self.order = stream, stream.order_spec.options
+        self._progress.load(saved)
+
+    def __iter__(self) -> Iterator[Any]:
+        _refuse_in_worker("iterating a StreamingDataset")
+        split = self._split(self.batch_size)
+        return EpochIterator(self, self._playback.ensure(split, self._identity(), lambda: self._readout(split)))
+
+    def close(self) -> None:
+        """Ends what iterating has started. Iterating again starts it anew."""
+        self._playback.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_stream", "_playback")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._stream = None
+        self._playback = Playback(self)
+
+    def _open(self) -> Stream:
+        """What the daemon knows of the dataset; asked once in a process."""
+        if self._stream is None:
+            spec = OrderSpec(self.shuffle, self.seed, self.order)
+            self._stream = Stream.open(
+                self.address, self.source, format=self.format, columns=self.columns, order_spec=spec
+            )
+        return self._stream
+
+    def _topology(self) -> topology.Topology:
         return topology.resolve(self.rank, self.world_size, os.environ)
 
-    def split(self, batch_size: int | None = None, global_batch_size: int | None = None) -> Split:
+    def _split(self, batch_size: int | None = None, global_batch_size: int | None = None) -> Split:
         """How steps are shared out now."""
-        world_size = self.topology().world_size
+        world_size = self._topology().world_size
         split = Split(world_size, global_batch_size or (batch_size or 1) * world_size, self.tail)
-        split.check(self.open().order.samples)
+        split.check(self._open().samples)
         return split
 
-    def feed(self, split: Split) -> Feed:
-        """What an engine over this dataset reads from."""
-        opened = self.open()
-        here = self.topology()
-        label = f"rank {here.rank} of {here.world_size}: {self.source[0]}"
-        return Feed(
-            opened.client,
-            opened.dataset_id,
-            opened.columns,
-            label,
-            opened.order,
-            split,
-            here.rank,
-            opened.manifest.piece_decoded_bytes,
-        )
+    def _identity(self) -> Identity:
+        return self._open().identity(self.tail)
 
-    def reader_spec(self, *, collate_fn: Callable[[list[Any]], Any] | None, batched: bool) -> ReaderSpec:
-        """What the readers of this dataset need."""
-        opened = self.open()
+    def _feed(self, split: Split) -> Feed:
+        return self._open().feed(split, self._topology(), self.source[0])
+
+    def _reader_spec(self, *, collate_fn: Callable[[list[Any]], Any] | None, batched: bool) -> ReaderSpec:
+        stream = self._open()
         return ReaderSpec(
-            manifest_path=opened.manifest_path,
-            columns=opened.columns,
+            manifest_path=stream.dataset.manifest_path,
+            columns=stream.columns,
             seed=self.seed,
             transform=self.transform,
             collate_fn=collate_fn,
@@ -161,84 +195,10 @@ class StreamingDataset(IterableDataset[Any]):
             batched=batched,
         )
 
-    def depth(self, split: Split) -> Depth:
-        """How far a reader in this process runs ahead: bounded in bytes, as the manifest states them."""
-        manifest = self.open().manifest
-        step_bytes = max(1, manifest.total_bytes * split.global_batch // split.world_size // max(1, manifest.samples))
-        steps = max(_LEAST_AHEAD, min(_MOST_AHEAD, _AHEAD_BYTES // step_bytes))
-        return Depth(steps=steps, chunk_steps=steps // 2)
-
-    def identity(self) -> Identity:
-        """What a state of this dataset is bound to."""
-        opened = self.open()
-        order = {**opened.order.spec(), "tail": self.tail}
-        return Identity(opened.manifest.fingerprint, opened.order.samples, order)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next sample, from 0."""
-        return self.progress.epoch
-
-    @property
-    def position(self) -> int:
-        """Samples of that epoch already handed out, over all ranks."""
-        return self.progress.position
-
-    @property
-    def remaining(self) -> int:
-        """Steps left in the epoch."""
-        return self.split(self.batch_size).steps(self.open().order.samples, self.position)
-
-    def __len__(self) -> int:
-        """Steps of a whole epoch: batches of `batch_size`, or samples of this rank where none is given."""
-        return self.split(self.batch_size).steps(self.open().order.samples)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the epoch that is iterated next; the present epoch keeps its position."""
-        self.progress.set_epoch(epoch)
-
-    def state_dict(self, *_: Any, **__: Any) -> dict[str, Any]:
-        """The position, as JSON values; the same on every rank. Arguments that some frameworks pass are ignored."""
-        _refuse_in_worker("state_dict()")
-        return self.progress.encode(self.identity())
-
-    def load_state_dict(self, state: Mapping[str, Any], *_: Any, strict: bool = True, **__: Any) -> None:
-        """Goes on where `state` was taken, at any world size and batch size.
-
-        Raises `StateMismatch` where it is of other data or another order; `strict=False` then takes epoch and position
-        all the same. A window that differs is taken over from the state.
-        """
-        _refuse_in_worker("load_state_dict()")
-        saved = progress.decode(state)
-        self._adopt_window(saved.identity)
-        if strict:
-            progress.check(saved, self.identity())
-        if saved.position > self.open().order.samples:
-            raise StateError(
-                f"position {saved.position} is beyond the dataset's {self.open().order.samples} samples: "
-                f"start its next epoch"
-            )
-        self.progress.load(saved)
-
-    def __iter__(self) -> Iterator[Any]:
-        _refuse_in_worker("iterating a StreamingDataset")
-        split = self.split(self.batch_size)
-        if self._readout is None or self._readout.split != split:
-            self.close()
-            spec = self.reader_spec(collate_fn=None, batched=self.batch_size is not None)
-            engine = Engine(self.feed(split), AheadDelivery(spec, pin=False), self.depth(split))
-            self._readout = Readout(engine, self.progress, split, self.identity())
-            self._finalizer = weakref.finalize(self, self._readout.close)
-        return EpochIterator(self._readout)
-
-    def close(self) -> None:
-        """Ends what iterating has started. Iterating again starts it anew."""
-        if self._readout is not None:
-            self._readout.close()
-            self._readout = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None, "_readout": None, "_finalizer": None}
+    def _readout(self, split: Split) -> Readout:
+        spec = self._reader_spec(collate_fn=None, batched=self.batch_size is not None)
+        engine = Engine(self._feed(split), AheadDelivery(spec, pin=False), self._open().depth(split))
+        return Readout(engine, self._progress, split, self._identity())
 
     def _check(self) -> None:
         Split(1, 1, self.tail)
@@ -248,28 +208,11 @@ class StreamingDataset(IterableDataset[Any]):
         if self.transform is not None and not callable(self.transform):
             raise ConfigurationError(f"transform={self.transform!r} cannot be called: give a function of a sample")
 
-    def _make_order(self, manifest: Manifest, options: OrderOptions) -> Order:
-        return Order(
-            manifest.piece_rows, seed=self.seed, shuffle=self.shuffle, options=options, total_bytes=manifest.total_bytes
-        )
 
-    def _adopt_window(self, saved: Identity) -> None:
-        opened = self.open()
-        window = saved.order.get("window")
-        if not isinstance(window, int) or window == opened.order.window or self.shuffle is False:
-            return
-        self.order = OrderOptions(lanes=self.order.lanes, window=window, sticky=self.order.sticky)
-        order = self._make_order(opened.manifest, self.order)
-        self._opened = Opened(
-            opened.client, opened.dataset_id, opened.manifest_path, opened.manifest, opened.columns, order
-        )
-        self.close()
-
-
-def checked_batch_size(batch_size: int | None) -> int | None:
+def checked_batch_size(batch_size: int | None, name: str = "batch_size") -> int | None:
     """The batch size, if it is one."""
     if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
-        raise ConfigurationError(f"batch_size={batch_size!r}: give a whole number of samples, 1 or more")
+        raise ConfigurationError(f"{name}={batch_size!r}: give a whole number of samples, 1 or more")
     return batch_size
 
 

@@ -3,8 +3,10 @@
 Used on the trainer's thread alone.
 """
 
+import logging
+import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from forebay.loading.engine import Engine
@@ -15,17 +17,20 @@ from forebay.timing import BatchTiming
 from forebay_core.errors import StateError
 
 KEPT_TIMINGS = 10_000
+_log = logging.getLogger("forebay")
 
 
 class Readout:
     """An engine bound to the position that it moves, and to those who are told of each batch's timing."""
 
     def __init__(self, engine: Engine, progress: Progress, split: Split, identity: Identity) -> None:
-        self.engine, self.progress, self.split, self.identity = engine, progress, split, identity
+        self.split, self.identity = split, identity
         self.timings: deque[BatchTiming] = deque(maxlen=KEPT_TIMINGS)
-        self._reporter: MlflowReporter | None = None
         #: Counts the iterations; an iterator of an earlier one has ended.
         self.iteration = 0
+        self._engine = engine
+        self._progress = progress
+        self._reporter: MlflowReporter | None = None
 
     def report_to(self, report_to: ReportTo) -> None:
         """Timings go to the run that is active now, if to any."""
@@ -39,17 +44,18 @@ class Readout:
     def begin(self) -> int:
         """Starts an iteration where the position says."""
         self.iteration += 1
-        epoch, position = self.progress.begin()
+        epoch, position = self._progress.begin()
         if position > 0 and self.split.steps(self.identity.samples, position) == 0:
             epoch, position = epoch + 1, 0
-        self.progress.commit(epoch, position, self.split.global_batch)
-        self.engine.seek(epoch, position)
+        self._announce(position)
+        self._progress.commit(epoch, position, self.split.global_batch)
+        self._engine.seek(epoch, position)
         return self.iteration
 
     def next(self) -> tuple[Any, bool]:
         """The next batch, and whether it is the epoch's last."""
-        batch, timing = self.engine.next()
-        self.progress.commit(batch.end.epoch, batch.end.position, self.split.global_batch)
+        batch, timing = self._engine.next()
+        self._progress.commit(batch.end.epoch, batch.end.position, self.split.global_batch)
         self.timings.append(timing)
         if self._reporter is not None:
             self._reporter.record(timing)
@@ -58,15 +64,68 @@ class Readout:
     def close(self) -> None:
         """Ends the engine and sends what is left to report. Idempotent."""
         self.iteration += 1
-        self.engine.close()
+        self._engine.close()
         if self._reporter is not None:
             self._reporter.close()
 
+    def _announce(self, position: int) -> None:
+        """Says what a user may not have meant to change, and what the end of the epoch will look like."""
+        split, samples, before = self.split, self.identity.samples, self._progress.last_global_batch
+        if position > 0 and before not in (None, split.global_batch):
+            _log.warning(
+                "the global batch is %d samples now and was %d before position %d: give global_batch_size= to keep it "
+                "over changes of the world size",
+                split.global_batch,
+                before,
+                position,
+            )
+        left = samples - position
+        if split.tail == "even" and left < split.world_size:
+            _log.warning(
+                "%d samples are left of this epoch for %d ranks: the others get samples again, marked forebay.IS_PAD",
+                left,
+                split.world_size,
+            )
+
+
+class Playback:
+    """The readout that a loader or a dataset has running, kept for as long as it fits; it ends with its owner."""
+
+    def __init__(self, owner: object) -> None:
+        self._owner = weakref.ref(owner)
+        self._readout: Readout | None = None
+        self._end: weakref.finalize[..., Any] | None = None
+
+    def ensure(self, split: Split, identity: Identity, make: Callable[[], Readout]) -> Readout:
+        """The readout of this split over this sequence."""
+        if self._readout is None or (self._readout.split, self._readout.identity) != (split, identity):
+            self.close()
+            self._readout = make()
+            owner = self._owner()
+            assert owner is not None
+            self._end = weakref.finalize(owner, self._readout.close)
+        return self._readout
+
+    @property
+    def timings(self) -> list[BatchTiming]:
+        """Of the latest batches, oldest first."""
+        return [] if self._readout is None else list(self._readout.timings)
+
+    def close(self) -> None:
+        """Ends the readout. Idempotent."""
+        if self._end is not None:
+            self._end()
+        self._readout = self._end = None
+
 
 class EpochIterator(Iterator[Any]):
-    """The rest of one epoch. Begins when it is made; a later iterator of the same loader ends it."""
+    """The rest of one epoch. Begins when it is made; a later iterator of the same loader ends it.
 
-    def __init__(self, readout: Readout) -> None:
+    It keeps its owner alive: `for batch in DataLoader(…)` must outlive the only name of the loader.
+    """
+
+    def __init__(self, owner: object, readout: Readout) -> None:
+        self._owner = owner
         self._readout = readout
         self._iteration = readout.begin()
         self._ended = False

@@ -5,7 +5,7 @@ It has torch's signature in torch's order; what is forebay's own is keyword-only
 processes, so that neither their number nor their timing can change a batch.
 """
 
-import weakref
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
@@ -14,12 +14,16 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Sampler
 
 from forebay.dataset import StreamingDataset, checked_batch_size
-from forebay.iteration import EpochIterator, Readout
-from forebay.loading.delivery import AheadDelivery, Delivery, ProcessDelivery, ThreadDelivery, WorkerOptions
+from forebay.iteration import EpochIterator, Playback, Readout
+from forebay.loading.ahead import AheadDelivery
+from forebay.loading.delivery import Delivery
 from forebay.loading.engine import Engine
 from forebay.loading.lookahead import Depth
+from forebay.loading.processes import ProcessDelivery, WorkerOptions
 from forebay.loading.reader import ReaderSpec
+from forebay.loading.threads import ThreadDelivery
 from forebay.order import Split
+from forebay.order.steps import Tail
 from forebay.reporting import ReportTo
 from forebay.timing import BatchTiming
 from forebay_core.errors import ConfigurationError
@@ -48,7 +52,8 @@ class DataLoader(TorchDataLoader[Any]):
     Args:
         worker_type: `"process"` (torch's worker processes) or `"thread"`. None: processes. Without workers, a
             background thread reads ahead.
-        global_batch_size: samples of a step over all ranks, kept when the world size changes; instead of `batch_size`.
+        global_batch_size: samples of a step over all ranks, kept when the world size changes; instead of `batch_size`,
+            which is None then.
         report_to: `"auto"` logs `fetch_seconds` and its parts to MLflow when a run is active, `"mlflow"` insists on it,
             None never does.
         address: socket of the daemon, if not given to the dataset.
@@ -83,33 +88,37 @@ class DataLoader(TorchDataLoader[Any]):
     ) -> None:
         _check_dataset(dataset)
         _check_order(dataset, shuffle, sampler, batch_sampler, in_order)
-        self._stream = dataset
-        self._tail_from(drop_last)
-        self._share("address", address)
-        self.global_batch_size = checked_batch_size(global_batch_size)
         if worker_type not in (None, "thread", "process"):
             raise ConfigurationError(f"worker_type={worker_type!r}: give 'thread', 'process' or None")
-        self.worker_type: WorkerType = worker_type or "process"
-        self.report_to = report_to
-        batch_size = self._batch_size(batch_size)
+        tail = _tail(dataset, drop_last)
+        shared_address = _address(dataset, address)
+        global_batch_size = checked_batch_size(global_batch_size, "global_batch_size")
+        batch_size = _batch_size(dataset, batch_size, global_batch_size)
+        with warnings.catch_warnings():
+            if worker_type == "thread":
+                warnings.filterwarnings("ignore", message="This DataLoader will create")  # of processes
+            super().__init__(
+                dataset,
+                batch_size=batch_size,
+                num_workers=num_workers,
+                collate_fn=collate_fn,
+                pin_memory=pin_memory,
+                drop_last=drop_last and batch_size is not None,
+                timeout=timeout,
+                worker_init_fn=worker_init_fn,
+                multiprocessing_context=multiprocessing_context,
+                generator=generator,
+                prefetch_factor=prefetch_factor,
+                persistent_workers=persistent_workers,
+                pin_memory_device=pin_memory_device,
+            )
+        dataset.tail, dataset.address = tail, shared_address
+        self._stream = dataset
         self._collate = collate_fn
-        self._readout: Readout | None = None
-        self._finalizer: weakref.finalize[..., Any] | None = None
-        super().__init__(
-            dataset,
-            batch_size=batch_size,
-            num_workers=num_workers,
-            collate_fn=collate_fn,
-            pin_memory=pin_memory,
-            drop_last=drop_last,
-            timeout=timeout,
-            worker_init_fn=worker_init_fn,
-            multiprocessing_context=multiprocessing_context,
-            generator=generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-        )
+        self.worker_type: WorkerType = worker_type or "process"
+        self.global_batch_size = global_batch_size
+        self.report_to = report_to
+        self._playback = Playback(self)
 
     @property
     def epoch(self) -> int:
@@ -124,16 +133,16 @@ class DataLoader(TorchDataLoader[Any]):
     @property
     def remaining(self) -> int:
         """Steps left in that epoch."""
-        return self._split().steps(self._stream.open().order.samples, self.position)
+        return self._split().steps(self._stream._open().samples, self.position)
 
     @property
     def timings(self) -> list[BatchTiming]:
         """The timings of the latest batches, oldest first; at most 10,000."""
-        return [] if self._readout is None else list(self._readout.timings)
+        return self._playback.timings
 
     def __len__(self) -> int:
         """Steps of a whole epoch, exactly, and the same on every rank."""
-        return self._split().steps(self._stream.open().order.samples)
+        return self._split().steps(self._stream._open().samples)
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that is iterated next; the present epoch keeps its position."""
@@ -149,23 +158,19 @@ class DataLoader(TorchDataLoader[Any]):
 
     def __iter__(self) -> EpochIterator:  # type: ignore[override]
         split = self._split()
-        if self._readout is None or self._readout.split != split or self._readout.identity != self._stream.identity():
-            self.close()
-            self._readout = self._open_readout(split)
-            self._finalizer = weakref.finalize(self, self._readout.close)
-        self._readout.report_to(self.report_to)
-        return EpochIterator(self._readout)
+        readout = self._playback.ensure(split, self._stream._identity(), lambda: self._readout(split))
+        readout.report_to(self.report_to)
+        return EpochIterator(self, readout)
 
     def close(self) -> None:
         """Ends workers, threads and the daemon session. Iterating again starts them anew."""
-        if self._finalizer is not None:
-            self._finalizer()
-        self._readout = self._finalizer = None
+        self._playback.close()
 
-    def _open_readout(self, split: Split) -> Readout:
-        spec = self._stream.reader_spec(collate_fn=self._collate, batched=self.batch_size is not None)
-        engine = Engine(self._stream.feed(split), self._delivery(spec), self._depth(split))
-        return Readout(engine, self._stream.progress, split, self._stream.identity())
+    def _readout(self, split: Split) -> Readout:
+        batched = self.batch_size is not None or self.global_batch_size is not None
+        spec = self._stream._reader_spec(collate_fn=self._collate, batched=batched)
+        engine = Engine(self._stream._feed(split), self._delivery(spec), self._depth(split))
+        return Readout(engine, self._stream._progress, split, self._stream._identity())
 
     def _delivery(self, spec: ReaderSpec) -> Delivery:
         pin = self.pin_memory and torch.accelerator.is_available()
@@ -189,39 +194,44 @@ class DataLoader(TorchDataLoader[Any]):
     def _depth(self, split: Split) -> Depth:
         """torch asks for prefetch_factor × workers chunks at the start, and for one more before it gives one out."""
         if self.num_workers == 0:
-            return self._stream.depth(split)
+            return self._stream._open().depth(split)
         return Depth(steps=(self.prefetch_factor or _TORCH_PREFETCH_FACTOR) * self.num_workers + 2, chunk_steps=1)
 
     def _split(self) -> Split:
-        return self._stream.split(self.batch_size, self.global_batch_size)
+        return self._stream._split(self.batch_size, self.global_batch_size)
 
-    def _batch_size(self, batch_size: int | None) -> int | None:
-        theirs = self._stream.batch_size
-        if batch_size is _BATCH_SIZE or batch_size is None:
-            return theirs if theirs is not None or batch_size is None else 1
-        checked_batch_size(batch_size)
-        if theirs is not None and theirs != batch_size:
-            raise ConfigurationError(
-                f"batch_size={batch_size} here, {theirs} in the StreamingDataset: give it in one place"
-            )
-        if self.global_batch_size is not None:
+
+def _batch_size(dataset: StreamingDataset, given: int | None, global_batch_size: int | None) -> int | None:
+    """The batch size of a rank; None where the global one decides, or where samples come one by one."""
+    theirs = dataset.batch_size
+    is_given = given is not _BATCH_SIZE and given is not None
+    if global_batch_size is not None:
+        if is_given or theirs is not None:
             raise ConfigurationError("batch_size= and global_batch_size= contradict each other: give one of them")
-        return batch_size
+        return None
+    if not is_given:
+        return theirs if theirs is not None or given is None else 1
+    checked_batch_size(given)
+    if theirs not in (None, given):
+        raise ConfigurationError(f"batch_size={given} here, {theirs} in the StreamingDataset: give it in one place")
+    return given
 
-    def _share(self, name: str, value: Any) -> None:
-        theirs = getattr(self._stream, name)
-        if value is None or value == theirs:
-            return
-        if theirs is not None:
-            raise ConfigurationError(f"{name}={value!r} here, {theirs!r} in the StreamingDataset: give it in one place")
-        setattr(self._stream, name, value)
 
-    def _tail_from(self, drop_last: bool) -> None:
-        if not drop_last or self._stream.tail == "drop":
-            return
-        if self._stream.tail == "pad":
-            raise ConfigurationError("drop_last=True here, tail='pad' in the StreamingDataset: leave one of them out")
-        self._stream.tail = "drop"
+def _address(dataset: StreamingDataset, address: str | None) -> str | None:
+    theirs = dataset.address
+    if address is None or address == theirs:
+        return theirs
+    if theirs is not None or dataset._stream is not None:
+        raise ConfigurationError(
+            f"address={address!r} here, {theirs!r} in the StreamingDataset, or it is open already: give it there"
+        )
+    return address
+
+
+def _tail(dataset: StreamingDataset, drop_last: bool) -> Tail:
+    if drop_last and dataset.tail == "pad":
+        raise ConfigurationError("drop_last=True here, tail='pad' in the StreamingDataset: leave one of them out")
+    return "drop" if drop_last else dataset.tail
 
 
 def _check_dataset(dataset: object) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import forebay
-from tests.integration.trainers import EXTRAS, in_order, job, reference, same_batches
+from tests.integration.trainers import in_order, job, reference, same_batches
 from tests.server.daemons import Daemon, daemon
 from tests.support.data import tokens, write_parquet, write_tokens
 from tests.support.processes import HOME_VARIABLE, end_processes_of
@@ -393,6 +393,87 @@ def test_the_last_steps_number_goes_on_over_epochs_and_resumes(source: str, addr
         assert [timing.step for timing in resumed.loaders[0].timings] == list(range(10, 14))
 
 
+def test_the_only_name_of_a_loader_may_be_in_the_for_statement(source: str, address: str) -> None:
+    def stream() -> forebay.StreamingDataset:
+        return forebay.StreamingDataset(source, columns=["id"], address=address, **DATASET)
+
+    assert sum(len(batch["id"]) for batch in forebay.DataLoader(stream(), 50)) == SAMPLES
+    assert len(next(iter(forebay.DataLoader(stream(), 50, num_workers=1)))["id"]) == 50
+    assert sum(1 for _ in stream()) == SAMPLES
+
+
+class FailsOnce:
+    """A transform that fails for the first sample that it sees after some."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    def __call__(self, sample: dict[str, Any]) -> dict[str, Any]:
+        self.left -= 1
+        if self.left == 0:
+            raise ZeroDivisionError(f"sample {sample['id']}")
+        return sample
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [{}, {"num_workers": 1}, {"num_workers": 2, "worker_type": "thread"}],
+    ids=["in process", "1", "2 threads"],
+)
+def test_an_error_that_is_caught_never_skips_a_batch(loader: dict[str, Any], source: str, address: str) -> None:
+    options = {**DATASET, "transform": FailsOnce(45), "shuffle": False, "order": None}
+    data = forebay.StreamingDataset(source, columns=["id"], address=address, **options)
+    made = forebay.DataLoader(data, 10, **loader)
+    iterator = iter(made)
+    seen: list[int] = []
+    failures = 0
+    for _ in range(10):
+        try:
+            seen += next(iterator)["id"].tolist()
+        except ZeroDivisionError:
+            failures += 1
+    assert failures >= 1
+    assert seen == list(range(len(seen)))
+    assert (made.epoch, made.position) == (0, len(seen))
+    state = made.state_dict()
+    made.load_state_dict(state)
+    seen += [i for batch in made for i in batch["id"].tolist()]
+    assert seen == list(range(SAMPLES))
+    made.close()
+
+
+def test_a_state_that_is_refused_changes_nothing(source: str, address: str) -> None:
+    with job(source, address, world_size=1, batch_size=20, dataset=DATASET) as ranks:
+        ranks.run(2)
+        state = ranks.state
+        foreign = {**state, "order": {**state["order"], "window": 3, "seed": 99}}
+        sequential = {**state, "order": {**state["order"], "window": 1, "algorithm": "sequential-1"}}
+        (loader,) = ranks.loaders
+        for refused in (foreign, sequential):
+            with pytest.raises(forebay.StateMismatch):
+                loader.load_state_dict(refused)
+            assert loader.state_dict() == state
+        loader.load_state_dict(sequential, strict=False)
+        assert loader.state_dict() == state
+
+
+def test_a_changed_global_batch_and_pads_are_announced(
+    source: str, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with job(source, address, world_size=2, batch_size=20, dataset=DATASET) as ranks:
+        ranks.run(2)
+        state = ranks.state
+    with job(source, address, world_size=3, batch_size=20, dataset=DATASET, state=state) as ranks:
+        ranks.run(1)
+    assert "the global batch is 60 samples now and was 40 before position 80" in caplog.text
+    caplog.clear()
+    last = {**state, "position": SAMPLES - 2}
+    with job(source, address, world_size=5, batch_size=8, dataset=DATASET, state=last) as ranks:
+        assert ranks.run() == 1
+        assert ranks.pads == 3
+    assert "2 samples are left of this epoch for 5 ranks" in caplog.text
+
+
 def test_closing_leaves_no_threads_processes_or_descriptors(source: str, address: str, no_leaks: None) -> None:
     for loader in ({}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "thread"}):
         with job(source, address, world_size=2, batch_size=16, dataset=DATASET, loader=loader) as ranks:
@@ -413,4 +494,3 @@ def test_extras_are_left_out_unless_asked_for(source: str, address: str) -> None
     with job(source, address, world_size=1, batch_size=16, dataset={**DATASET, "extras": ()}) as ranks:
         batch = next(iter(ranks.loaders[0]))
         assert set(batch) == {"id", "value"}
-    assert len(EXTRAS) == 3

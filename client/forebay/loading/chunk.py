@@ -11,6 +11,10 @@ from forebay.timing import Stage
 Int64 = npt.NDArray[np.int64]
 
 
+class StillFilling(Exception):
+    """A piece that is being filled has not come for long: is the daemon still at it?"""
+
+
 class Closed(Exception):
     """The loader was closed while something waited for it."""
 

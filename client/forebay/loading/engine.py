@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forebay.daemon_client import DaemonClient
-from forebay.loading.chunk import Batch, Int64, PieceFile
+from forebay.loading.chunk import Batch, Closed, Int64, PieceFile
 from forebay.loading.delivery import Delivery
 from forebay.loading.lookahead import Depth, Leases, Lookahead
 from forebay.order import Order, Split
 from forebay.session import Session
 from forebay.timing import BatchTiming, time_batch
+from forebay_core.errors import StateError
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,11 @@ class Engine:
         self._feed, self._delivery, self._depth = feed, delivery, depth
         self._lookahead: Lookahead | None = None
         self._next: tuple[int, int] | None = None
+        self._failure: BaseException | None = None
 
     def seek(self, epoch: int, position: int) -> None:
         """The next batch is the one at this place. Costs nothing where that is so already."""
-        if self._next == (epoch, position):
+        if self._next == (epoch, position) and self._failure is None:
             return
         self._stop()
         self._lookahead = Lookahead(
@@ -62,17 +64,25 @@ class Engine:
             depth=self._depth,
         )
         self._delivery.start(self._lookahead)
+        self._lookahead.start()
         self._next = (epoch, position)
 
     def next(self) -> tuple[Batch, BatchTiming]:
-        """The next batch, and how long the trainer was blocked for it. After an error, `seek` starts anew."""
+        """The next batch, and how long the trainer was blocked for it.
+
+        An error stays: what comes after the batch that it befell is not handed out until `seek` starts anew.
+        """
+        if self._failure is not None:
+            raise self._failure
         assert self._lookahead is not None
         blocked_from = time.monotonic()
         try:
             batch = self._delivery.next()
-        except BaseException:
-            self._next = None
-            raise
+        except BaseException as error:
+            self._failure = _lasting(error)
+            if self._failure is error:
+                raise
+            raise self._failure from error
         blocked_until = time.monotonic()
         self._lookahead.delivered(batch.end)
         self._next = (batch.end.epoch, batch.end.position)
@@ -87,10 +97,17 @@ class Engine:
         self._delivery.close()
 
     def _stop(self) -> None:
-        self._next = None
+        self._next = self._failure = None
         if self._lookahead is not None:
             self._lookahead.close()
             self._lookahead = None
+
+
+def _lasting(error: BaseException) -> BaseException:
+    """What a trainer that asks again is told."""
+    if isinstance(error, StopIteration | Closed):
+        return StateError("the loader was closed while it was iterated: iterate it again")
+    return error
 
 
 class _SessionLeases:
@@ -112,8 +129,8 @@ class _SessionLeases:
             PieceFile(
                 lease.piece,
                 str(lease.path),
-                0 if lease.pending else lease.inode,
-                0 if lease.pending else lease.size,
+                lease.inode,
+                lease.size,
                 lease.offset,
                 lease.length,
                 in_place=lease.in_place,

@@ -9,26 +9,24 @@ loader), `delivered` and `close` by the trainer's thread. `_condition` guards wh
 daemon is made under it.
 """
 
-import heapq
 import logging
-import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from forebay.loading.chunk import Chunk, Closed, Int64, PieceFile, StepEnd
+from forebay.loading.holdings import Holdings
 from forebay.order import Order, Split
 from forebay.order.plan import RankPlan
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
-NEVER = 1 << 62
 _BLOCK_STEPS = 256
 _BLOCK_SAMPLES = 16384
 
@@ -63,7 +61,7 @@ class Depth:
 
 
 class Lookahead:
-    """Plans from (epoch, position) on. Starts its thread when made; owns the session, which `connect` opens there."""
+    """Plans from (epoch, position) on, once started. Owns the session; `connect` opens it on the planner's thread."""
 
     def __init__(
         self,
@@ -86,29 +84,46 @@ class Lookahead:
         self._delivered = start[0] * order.samples + start[1]
         self._failure: BaseException | None = None
         self._closing = False
-        self._holdings = _Holdings(piece_bytes)
+        self._holdings = Holdings(piece_bytes)
         self._is_tight = False
+        self._leased_again: deque[PieceFile] = deque()
         self._rate = _Rate(self._delivered)
         self._reported_at = 0.0
         self._chunk_steps = 1
         self._block_begin = start[1]
         self._thread = threading.Thread(target=self._run, name="forebay-lookahead", daemon=True)
+
+    def start(self) -> None:
+        """Begins to plan. Whoever forks readers does it before this."""
         self._thread.start()
 
     def next_chunk(self) -> Chunk:
         """The next chunk, waiting for the planner. Raises what the planner failed with, or `Closed`."""
+        self.await_chunk()
+        with self._condition:
+            return self._ready.popleft()
+
+    def await_chunk(self) -> None:
+        """Waits until a chunk is ready. Raises what the planner failed with, or `Closed`."""
         with self._condition:
             self._condition.wait_for(lambda: self._ready or self._failure or self._closing)
-            if self._ready:
-                return self._ready.popleft()
-            raise self._failure or Closed
+            if not self._ready:
+                raise self._failure or Closed
+
+    def take_ready(self) -> Chunk | None:
+        """The next chunk if it is ready. Never waits, never raises."""
+        with self._condition:
+            return self._ready.popleft() if self._ready else None
 
     def lease_again(self, chunk: Chunk) -> Chunk:
-        """The chunk with its pieces leased anew, after a reader found files gone."""
+        """The chunk with its pieces leased anew, where a reader found files gone; later chunks name the new ones."""
         session = self._session
         if session is None or self._closing:
             raise Closed
-        return chunk.with_files(tuple(session.lease([file.piece for file in chunk.files])))
+        until = {file.piece: file.until for file in chunk.files}
+        files = session.lease(list(until))
+        self._leased_again.extend(files)
+        return chunk.with_files(tuple(file._replace(until=until[file.piece]) for file in files))
 
     def delivered(self, end: StepEnd) -> None:
         """A step is with the trainer."""
@@ -128,7 +143,7 @@ class Lookahead:
         with self._condition:
             self._closing = True
             self._condition.notify_all()
-        if self._thread is not threading.current_thread():
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_seconds)
 
     def _run(self) -> None:
@@ -236,6 +251,7 @@ class Lookahead:
         while start < block.steps:
             stop = min(start + self._chunk_steps, block.steps)
             self._chunk_steps = min(2 * self._chunk_steps, self._depth.chunk_steps)
+            self._holdings.replace(self._leased_again)
             pieces = _pieces(block, start, stop)
             if not self._fits(session, pieces):
                 stop = start + 1
@@ -310,87 +326,6 @@ def _pieces(block: RankPlan, start: int, stop: int) -> list[int]:
     pieces, first = np.unique(wanted, return_index=True)
     in_order: list[int] = pieces[np.argsort(first)].tolist()
     return in_order
-
-
-class _Holdings:
-    """The leases of one planner: which pieces, where they lie, until which position. Used by its thread alone."""
-
-    def __init__(self, piece_bytes: Int64) -> None:
-        self._piece_bytes = piece_bytes
-        self._bytes = 0
-        #: The position at which the next piece is passed.
-        self.next_end = NEVER
-        self._files: dict[int, PieceFile] = {}
-        self._until: dict[int, int] = {}
-        self._by_end: list[tuple[int, int]] = []
-        self._pending: set[int] = set()
-
-    def missing(self, pieces: Sequence[int], bounds: Int64) -> list[int]:
-        """Holds the pieces until their bounds; those among them that have to be leased first."""
-        for piece, end in zip(pieces, bounds[pieces].tolist(), strict=True):
-            if self._until.get(piece, -1) < end:
-                self._until[piece] = end
-                heapq.heappush(self._by_end, (end, piece))
-        self.next_end = self._by_end[0][0] if self._by_end else NEVER
-        return [piece for piece in pieces if piece not in self._files]
-
-    def bytes_with(self, pieces: Sequence[int]) -> int:
-        """Bytes of the cache that are held, and of these pieces where they are not."""
-        missing = [piece for piece in pieces if piece not in self._files]
-        return self._bytes + int(self._piece_bytes[missing].sum())
-
-    def take(self, files: Iterable[PieceFile]) -> None:
-        """Leases came in, new ones or for pieces that are held."""
-        for file in files:
-            self._count(self._files.get(file.piece), -1)
-            self._count(file, 1)
-            self._files[file.piece] = file
-            if file.inode:
-                self._pending.discard(file.piece)
-            else:
-                self._pending.add(file.piece)
-
-    def files(self, pieces: Iterable[int]) -> tuple[PieceFile, ...]:
-        """Where the pieces lie, and how long they are wanted."""
-        return tuple(self._files[piece]._replace(until=self._until[piece]) for piece in pieces)
-
-    @property
-    def has_pending(self) -> bool:
-        """True where any piece may not have arrived yet."""
-        return bool(self._pending)
-
-    def any_pending(self, pieces: Iterable[int]) -> bool:
-        """True where one of the pieces has not arrived yet."""
-        return any(self._is_pending(piece) for piece in pieces)
-
-    def still_pending(self) -> list[int]:
-        """The pieces that have not arrived yet."""
-        return [piece for piece in list(self._pending) if self._is_pending(piece)]
-
-    def passed(self, position: int) -> list[int]:
-        """Takes out the pieces that are not wanted at `position` or later."""
-        passed = []
-        while self._by_end and self._by_end[0][0] <= position:
-            end, piece = heapq.heappop(self._by_end)
-            if self._until.get(piece) == end:
-                del self._until[piece]
-                self._count(self._files.pop(piece, None), -1)
-                self._pending.discard(piece)
-                passed.append(piece)
-        self.next_end = self._by_end[0][0] if self._by_end else NEVER
-        return passed
-
-    def _count(self, file: PieceFile | None, sign: int) -> None:
-        if file is not None and not file.in_place:
-            self._bytes += sign * int(self._piece_bytes[file.piece])
-
-    def _is_pending(self, piece: int) -> bool:
-        if piece not in self._pending:
-            return False
-        if os.path.lexists(self._files[piece].path):
-            self._pending.discard(piece)
-            return False
-        return True
 
 
 class _Rate:

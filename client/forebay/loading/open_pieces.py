@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from forebay.loading.chunk import Closed, Int64, PieceFile
-from forebay_core.errors import PieceGone, by_name
+from forebay.loading.chunk import Closed, Int64, PieceFile, StillFilling
+from forebay_core.errors import DaemonError, PieceGone, by_name
 from forebay_core.formats.base import PieceReader
 from forebay_core.grid import Grid
 from forebay_core.manifest import Manifest
@@ -30,10 +30,6 @@ OPEN_LIMIT = 1024
 _FIRST_WAIT_SECONDS = 0.0005
 _LONGEST_WAIT_SECONDS = 0.02
 _NOWHERE = -1
-
-
-class StillFilling(PieceGone):
-    """A piece that is being filled has not come for long: is the daemon still at it?"""
 
 
 class OpenPiece(NamedTuple):
@@ -75,8 +71,8 @@ class OpenPieces:
     def open(self, file: PieceFile) -> OpenPiece:
         """Maps a piece, waiting while the daemon fills it.
 
-        Raises the fill's own error, `PieceGone` where the file is not the one leased or does not come in time, and
-        `Closed`.
+        Raises the fill's own error, `PieceGone` where the file is not the one leased, `StillFilling` where it does not
+        come in time, `DaemonError` where this user may not read it, and `Closed`.
         """
         while len(self._open) >= OPEN_LIMIT:
             self.discard([next(iter(self._open))])
@@ -160,6 +156,10 @@ class OpenPieces:
                     in_place=file.in_place,
                     address=None if slot is None or self._grid is None else self._grid.address(slot),
                 )
+            except PermissionError as error:
+                raise DaemonError(
+                    f"{file.path} is not for this user to read ({error.strerror}): join the daemon's group (--group)"
+                ) from error
             except PieceGone:
                 if file.inode:
                     raise

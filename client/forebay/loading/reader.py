@@ -19,8 +19,8 @@ import torch
 from torch.utils.data import default_collate
 
 from forebay.keys import EXTRAS, IS_PAD, POSITION, SAMPLE_ID
-from forebay.loading.chunk import Batch, Chunk, Failed, Int64, Lost
-from forebay.loading.open_pieces import OpenPiece, OpenPieces, StillFilling
+from forebay.loading.chunk import Batch, Chunk, Failed, Int64, Lost, StillFilling
+from forebay.loading.open_pieces import OpenPiece, OpenPieces
 from forebay.sampling import SampleStream, takes_rng
 from forebay.timing import Stage, StageName
 from forebay_core.errors import ConfigurationError, ForebayError, PieceGone
@@ -98,12 +98,14 @@ class Reader:
         try:
             return list(self.batches(chunk))
         except PieceGone as error:
-            return Lost(chunk, str(error), gone=not isinstance(error, StillFilling))
+            return Lost(chunk, str(error), gone=True)
+        except StillFilling as error:
+            return Lost(chunk, str(error), gone=False)
         except ForebayError as error:
             return Failed(type(error).__name__, str(error))
 
     def batches(self, chunk: Chunk) -> Iterator[Batch]:
-        """The chunk's batches, each read when it is asked for. `PieceGone` can only come before the first."""
+        """The chunk's batches, each read when asked for. `PieceGone` and `StillFilling` only come before the first."""
         clock = Clock()
         self._pieces.pass_by(chunk.begin)
         try:

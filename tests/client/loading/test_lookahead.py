@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forebay.loading.chunk import Chunk, Int64, PieceFile
-from forebay.loading.lookahead import Closed, Depth, Lookahead
+from forebay.loading.chunk import Chunk, Closed, Int64, PieceFile
+from forebay.loading.lookahead import Depth, Lookahead
 from forebay.order import Order, OrderOptions, Split
 from forebay_core.errors import SourceUnreachable
 
@@ -60,6 +60,7 @@ def planning(
 ) -> Iterator[Lookahead]:
     order = Order(ROWS, seed=3, options=OrderOptions(lanes=4, window=6))
     lookahead = Lookahead(order, SPLIT, rank, connect, piece_bytes=BYTES, start=start, depth=depth or Depth(8, 4))
+    lookahead.start()
     try:
         yield lookahead
     finally:
@@ -151,6 +152,7 @@ def test_a_step_whose_piece_is_in_fill_is_not_read_together_with_those_before_it
     order = Order([50, 50], seed=0, shuffle=False)
     session = Session(pending={1: tmp_path / "late"})
     lookahead = Lookahead(order, Split(1, 10), 0, lambda: session, piece_bytes=BYTES, start=(0, 0), depth=Depth(64, 32))
+    lookahead.start()
     try:
         chunks = consume(lookahead, 10)
     finally:

@@ -1,0 +1,100 @@
+"""Reads in this process: ahead of the trainer in a thread, and in the trainer's own where it comes too early.
+
+Handing a batch from one thread to another costs more than to gather it. So a trainer that waits for nothing else reads
+the next batch itself, and the thread keeps out of its way; while the trainer is busy, the thread reads ahead.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Generator
+
+from forebay.loading.chunk import Batch, Closed
+from forebay.loading.delivery import leased
+from forebay.loading.lookahead import Lookahead
+from forebay.loading.reader import Reader, ReaderSpec
+
+#: How often the thread looks whether the trainer has left it something to do.
+_SHORTEST_PAUSE_SECONDS = 0.002
+_LONGEST_PAUSE_SECONDS = 0.016
+_CLOSE_SECONDS = 10.0
+
+
+class AheadDelivery:
+    """One reader, used by the thread and by the trainer in turn; a planner gets one of its own, which ends with it."""
+
+    def __init__(self, spec: ReaderSpec, *, pin: bool) -> None:
+        self._spec, self._pin = spec, pin
+        self._stretch: _Stretch | None = None
+
+    def start(self, lookahead: Lookahead) -> None:
+        self.close()
+        self._stretch = _Stretch(self._spec, lookahead, self._pin)
+
+    def next(self) -> Batch:
+        assert self._stretch is not None
+        return self._stretch.next()
+
+    def close(self) -> None:
+        if self._stretch is not None:
+            self._stretch.close()
+            self._stretch = None
+
+
+class _Stretch:
+    """The batches of one planner. `_producing` is held by whoever reads; only the trainer takes from `_ready`."""
+
+    def __init__(self, spec: ReaderSpec, lookahead: Lookahead, pin: bool) -> None:
+        self._spec, self._lookahead, self._pin = spec, lookahead, pin
+        self._ready: deque[Batch | BaseException] = deque()
+        self._producing = threading.Lock()
+        self._trainer_waits = False
+        self._batches = self._read()
+        self._thread = threading.Thread(target=self._run, name="forebay-reader", daemon=True)
+        self._thread.start()
+
+    def next(self) -> Batch:
+        if not self._ready:
+            self._trainer_waits = True
+            with self._producing:
+                self._trainer_waits = False
+                if not self._ready:
+                    return next(self._batches)
+        batch = self._ready.popleft()
+        if isinstance(batch, BaseException):
+            raise batch
+        return batch
+
+    def close(self) -> None:
+        self._thread.join(_CLOSE_SECONDS)
+        if self._producing.acquire(timeout=_CLOSE_SECONDS):
+            self._batches.close()
+            self._producing.release()
+
+    def _read(self) -> Generator[Batch, None, None]:
+        """Every batch that is planned, each read when it is asked for."""
+        reader = Reader(self._spec, is_closed=self._lookahead.is_closed)
+        try:
+            while True:
+                for batch in leased(reader, self._lookahead.next_chunk(), self._lookahead):
+                    yield batch.pin_memory() if self._pin else batch
+        finally:
+            reader.close()
+
+    def _run(self) -> None:
+        pause = _SHORTEST_PAUSE_SECONDS
+        while not self._lookahead.is_closed():
+            if self._trainer_waits or not self._producing.acquire(blocking=False):
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                continue
+            try:
+                self._ready.append(next(self._batches))
+                pause = _SHORTEST_PAUSE_SECONDS
+            except (Closed, StopIteration):
+                return
+            except BaseException as error:
+                self._ready.append(error)
+                return
+            finally:
+                self._producing.release()

@@ -1,0 +1,101 @@
+"""What a planner holds: its leases, until which position each is wanted, and which pieces have not arrived yet.
+
+Changed by the planner's thread alone. `next_end` is a number that other threads may read.
+"""
+
+import heapq
+import os
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from forebay.loading.chunk import Int64, PieceFile
+
+NEVER = 1 << 62
+
+
+class Holdings:
+    """The leases of one planner: which pieces, where they lie, until which position."""
+
+    def __init__(self, piece_bytes: Int64) -> None:
+        self._piece_bytes = piece_bytes
+        self._bytes = 0
+        #: The position at which the next piece is passed.
+        self.next_end = NEVER
+        self._files: dict[int, PieceFile] = {}
+        self._until: dict[int, int] = {}
+        self._by_end: list[tuple[int, int]] = []
+        self._pending: set[int] = set()
+
+    def missing(self, pieces: Sequence[int], bounds: Int64) -> list[int]:
+        """Holds the pieces until their bounds; those among them that have to be leased first."""
+        for piece, end in zip(pieces, bounds[pieces].tolist(), strict=True):
+            if self._until.get(piece, -1) < end:
+                self._until[piece] = end
+                heapq.heappush(self._by_end, (end, piece))
+        self.next_end = self._by_end[0][0] if self._by_end else NEVER
+        return [piece for piece in pieces if piece not in self._files]
+
+    def bytes_with(self, pieces: Sequence[int]) -> int:
+        """Bytes of the cache that are held, and of these pieces where they are not."""
+        missing = [piece for piece in pieces if piece not in self._files]
+        return self._bytes + int(self._piece_bytes[missing].sum())
+
+    def replace(self, files: deque[PieceFile]) -> None:
+        """Takes in, and empties, what readers had to lease again; pieces that are not held any more are left out."""
+        while files:
+            file = files.popleft()
+            if file.piece in self._until:
+                self.take([file])
+
+    def take(self, files: Iterable[PieceFile]) -> None:
+        """Leases came in, new ones or for pieces that are held."""
+        for file in files:
+            self._count(self._files.get(file.piece), -1)
+            self._count(file, 1)
+            self._files[file.piece] = file
+            if file.inode:
+                self._pending.discard(file.piece)
+            else:
+                self._pending.add(file.piece)
+
+    def files(self, pieces: Iterable[int]) -> tuple[PieceFile, ...]:
+        """Where the pieces lie, and how long they are wanted."""
+        return tuple(self._files[piece]._replace(until=self._until[piece]) for piece in pieces)
+
+    @property
+    def has_pending(self) -> bool:
+        """True where any piece may not have arrived yet."""
+        return bool(self._pending)
+
+    def any_pending(self, pieces: Iterable[int]) -> bool:
+        """True where one of the pieces has not arrived yet."""
+        return any(self._is_pending(piece) for piece in pieces)
+
+    def still_pending(self) -> list[int]:
+        """The pieces that have not arrived yet."""
+        return [piece for piece in list(self._pending) if self._is_pending(piece)]
+
+    def passed(self, position: int) -> list[int]:
+        """Takes out the pieces that are not wanted at `position` or later."""
+        passed = []
+        while self._by_end and self._by_end[0][0] <= position:
+            end, piece = heapq.heappop(self._by_end)
+            if self._until.get(piece) == end:
+                del self._until[piece]
+                self._count(self._files.pop(piece, None), -1)
+                self._pending.discard(piece)
+                passed.append(piece)
+        self.next_end = self._by_end[0][0] if self._by_end else NEVER
+        return passed
+
+    def _count(self, file: PieceFile | None, sign: int) -> None:
+        if file is not None and not file.in_place:
+            self._bytes += sign * int(self._piece_bytes[file.piece])
+
+    def _is_pending(self, piece: int) -> bool:
+        if piece not in self._pending:
+            return False
+        if os.path.lexists(self._files[piece].path):
+            self._pending.discard(piece)
+            return False
+        return True

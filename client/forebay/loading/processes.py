@@ -1,0 +1,150 @@
+"""Reads in torch's worker processes: for transforms that hold the GIL.
+
+torch's own loader does it, over a sampler of chunks: its processes, pinning, time limits and errors are torch's.
+"""
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from forebay.loading.chunk import Batch, Chunk, Failed, Lost
+from forebay.loading.delivery import leased
+from forebay.loading.lookahead import Lookahead
+from forebay.loading.reader import Reader, ReaderSpec
+from forebay_core.errors import by_name
+
+Result = list[Batch] | Lost | Failed
+"""What comes back for a chunk; an empty list for none."""
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """torch's options of worker processes, as its `DataLoader` takes them."""
+
+    num_workers: int
+    prefetch_factor: int | None = None
+    timeout: float = 0
+    worker_init_fn: Callable[[int], None] | None = None
+    multiprocessing_context: Any = None
+    generator: torch.Generator | None = None
+    pin_memory: bool = False
+
+
+class ProcessDelivery:
+    """Worker processes that live as long as this object."""
+
+    def __init__(self, spec: ReaderSpec, options: WorkerOptions) -> None:
+        self._spec = spec
+        self._plans = _Plans()
+        self._batches: deque[Batch] = deque()
+        self._loader = self._make_loader(options)
+        self._results: Iterator[Result] | None = None
+
+    def start(self, lookahead: Lookahead) -> None:
+        self._batches.clear()
+        self._plans.lookahead = self._lookahead = lookahead
+        self._results = iter(self._loader)
+
+    def next(self) -> Batch:
+        assert self._results is not None
+        while not self._batches:
+            if self._plans.is_idle:
+                self._lookahead.await_chunk()
+            result = next(self._results)
+            if result != []:
+                self._plans.under_way -= 1
+                self._batches.extend(self._settled(result))
+        return self._batches.popleft()
+
+    def close(self) -> None:
+        self._batches.clear()
+        iterator, self._results = self._results, None
+        self._loader._iterator = None
+        if iterator is not None:
+            iterator._shutdown_workers()  # type: ignore[attr-defined]
+
+    def _make_loader(self, options: WorkerOptions) -> DataLoader[Any]:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="This DataLoader will create")  # said by the user's own loader
+            return DataLoader(
+                _Chunks(self._spec),
+                batch_size=None,
+                sampler=self._plans,
+                num_workers=options.num_workers,
+                collate_fn=_as_it_is,
+                pin_memory=options.pin_memory,
+                timeout=options.timeout,
+                worker_init_fn=options.worker_init_fn,
+                multiprocessing_context=options.multiprocessing_context,
+                generator=options.generator,
+                prefetch_factor=options.prefetch_factor,
+                persistent_workers=True,
+            )
+
+    def _settled(self, result: Result) -> list[Batch]:
+        """The batches of a result, read here where a worker found files gone. Raises what a worker could not read."""
+        if isinstance(result, Failed):
+            raise by_name(result.error)(result.message)
+        if not isinstance(result, Lost):
+            return result
+        reader = Reader(self._spec)
+        try:
+            return list(leased(reader, self._lookahead.lease_again(result.chunk), self._lookahead))
+        finally:
+            reader.close()
+
+
+class _Plans(Sampler[Chunk | None]):
+    """What torch takes for a sampler: it yields chunks, the indices of `_Chunks`, and None where none is ready.
+
+    torch asks for the next one inside its own `next()`, before it hands out the batch that it has. If that waited for
+    the planner, which may wait until that batch is handed out, nothing would ever move.
+    """
+
+    def __init__(self) -> None:
+        self.lookahead: Lookahead | None = None
+        #: Chunks that were yielded and whose batches have not come back.
+        self.under_way = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """True where no worker has anything to read."""
+        return self.under_way == 0
+
+    def __iter__(self) -> Iterator[Chunk | None]:
+        assert self.lookahead is not None
+        self.under_way = 0
+        while True:
+            chunk = self.lookahead.take_ready()
+            self.under_way += chunk is not None
+            yield chunk
+
+
+class _Chunks(Dataset[Result]):
+    """What torch takes for a map-style dataset. Its reader is made in the worker that first reads."""
+
+    def __init__(self, spec: ReaderSpec) -> None:
+        self._spec = spec
+        self._reader: Reader | None = None
+
+    def __getitem__(self, chunk: Chunk | None) -> Result:
+        if chunk is None:
+            return []
+        if self._reader is None:
+            self._reader = Reader(self._spec)
+        return self._reader.read(chunk)
+
+    def __len__(self) -> int:
+        return 2**62
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_spec": self._spec, "_reader": None}
+
+
+def _as_it_is(result: Result) -> Result:
+    return result

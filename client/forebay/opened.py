@@ -1,0 +1,110 @@
+"""A dataset as the daemon knows it: its manifest, its order, and what is made from them to read it.
+
+Internal. A `StreamingDataset` makes one when something must be known of the data; a `DataLoader` borrows it.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from forebay.daemon_client import DaemonClient, OpenedDataset
+from forebay.loading.engine import Feed
+from forebay.loading.lookahead import Depth
+from forebay.order import Order, OrderOptions, Split
+from forebay.order.options import Shuffle
+from forebay.order.steps import Tail
+from forebay.progress import Identity
+from forebay.topology import Topology
+from forebay_core.formats import Format
+from forebay_core.manifest import Manifest
+
+_AHEAD_BYTES = 64 << 20
+_LEAST_AHEAD, _MOST_AHEAD = 4, 64
+
+
+@dataclass(frozen=True)
+class OrderSpec:
+    """What a user chose of the order."""
+
+    shuffle: Shuffle
+    seed: int
+    options: OrderOptions
+
+    def over(self, manifest: Manifest) -> Order:
+        """The order of these pieces."""
+        return Order(
+            manifest.piece_rows,
+            seed=self.seed,
+            shuffle=self.shuffle,
+            options=self.options,
+            total_bytes=manifest.total_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One dataset of one daemon, under one choice of columns and one order."""
+
+    client: DaemonClient
+    dataset: OpenedDataset
+    manifest: Manifest
+    columns: tuple[str, ...]
+    order_spec: OrderSpec
+    order: Order
+
+    @classmethod
+    def open(
+        cls,
+        address: str | None,
+        urls: Sequence[str],
+        *,
+        format: Format | None,
+        columns: Sequence[str] | None,
+        order_spec: OrderSpec,
+    ) -> "Stream":
+        """Asks the daemon. Raises the errors of the source, `ColumnNotFound`, `DaemonUnavailable`."""
+        client = DaemonClient(address)
+        dataset = client.open_dataset(urls, "" if format is None else json.dumps(format.spec(), sort_keys=True))
+        manifest = Manifest.open(dataset.manifest_path)
+        names = tuple(manifest.columns(None if columns is None else list(columns)))
+        return cls(client, dataset, manifest, names, order_spec, order_spec.over(manifest))
+
+    @property
+    def samples(self) -> int:
+        return self.order.samples
+
+    def identity(self, tail: Tail) -> Identity:
+        """What a state is bound to."""
+        return Identity(self.manifest.fingerprint, self.samples, {**self.order.spec(), "tail": tail})
+
+    def with_window_of(self, saved: Identity) -> "Stream":
+        """This stream with the window of a state of the same kind of order over the same data; else itself."""
+        window: Any = saved.order.get("window")
+        is_same_kind = saved.order.get("algorithm") == self.order.algorithm and self.order_spec.shuffle is not False
+        if not is_same_kind or saved.fingerprint != self.manifest.fingerprint:
+            return self
+        if type(window) is not int or window < 1 or window == self.order.window:
+            return self
+        spec = replace(self.order_spec, options=replace(self.order_spec.options, window=window))
+        return replace(self, order_spec=spec, order=spec.over(self.manifest))
+
+    def feed(self, split: Split, here: Topology, source: str) -> Feed:
+        """What an engine reads from."""
+        return Feed(
+            client=self.client,
+            dataset_id=self.dataset.dataset_id,
+            columns=self.columns,
+            label=f"rank {here.rank} of {here.world_size}: {source}",
+            order=self.order,
+            split=split,
+            rank=here.rank,
+            piece_bytes=self.manifest.piece_decoded_bytes,
+        )
+
+    def depth(self, split: Split) -> Depth:
+        """How far a reader in this process runs ahead: bounded in bytes, as the manifest states them."""
+        step_samples = -(-split.global_batch // split.world_size)
+        step_bytes = max(1, self.manifest.total_bytes * step_samples // max(1, self.samples))
+        steps = max(_LEAST_AHEAD, min(_MOST_AHEAD, _AHEAD_BYTES // step_bytes))
+        return Depth(steps=steps, chunk_steps=steps // 2)
