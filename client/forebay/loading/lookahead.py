@@ -21,7 +21,7 @@ import numpy as np
 
 from forebay.loading.chunk import Chunk, Closed, Int64, PieceFile, StepEnd
 from forebay.loading.holdings import Holdings
-from forebay.order import Order, Split
+from forebay.order import Needs, Order, Split
 from forebay.order.plan import RankPlan
 
 log = logging.getLogger(__name__)
@@ -203,8 +203,8 @@ class Lookahead:
         steps = 1
         while True:
             order = self._order.epoch(epoch)
-            bounds = self._bounds(epoch, position)
-            publish = True
+            needs: Needs | None = order.needs(position, split=self._split, rank=self._rank)
+            bounds = self._bounds(epoch, needs)
             while position < order.samples:
                 if self._closing:
                     raise Closed
@@ -213,9 +213,9 @@ class Lookahead:
                     break
                 for chunk in self._cut(session, epoch, position, block, bounds):
                     yield chunk
-                    if publish:
-                        self._publish(session, epoch, position)
-                        publish = False
+                    if needs is not None:
+                        self._publish(session, epoch, needs)
+                        needs = None
                 position = int(block.after[-1])
                 steps = min(2 * steps, _BLOCK_STEPS)
             epoch, position = epoch + 1, 0
@@ -223,17 +223,15 @@ class Lookahead:
     def _block_steps(self, steps: int) -> int:
         return max(1, min(steps, _BLOCK_SAMPLES * self._split.world_size // self._split.global_batch))
 
-    def _bounds(self, epoch: int, position: int) -> Int64:
+    def _bounds(self, epoch: int, needs: Needs) -> Int64:
         """For each piece the position, over all epochs, at which this epoch is done with it."""
-        needs = self._order.epoch(epoch).needs(position, split=self._split, rank=self._rank)
         last = np.zeros(int(needs.pieces.max(initial=-1)) + 1, dtype=np.int64)
         np.maximum.at(last, needs.pieces, needs.last)
         return last + epoch * self._order.samples
 
-    def _publish(self, session: Leases, epoch: int, position: int) -> None:
-        """This epoch's needs and the next one's."""
+    def _publish(self, session: Leases, epoch: int, here: Needs) -> None:
+        """This epoch's needs and the next one's. After the first chunk: its pieces are wanted before all others."""
         samples = self._order.samples
-        here = self._order.epoch(epoch).needs(position, split=self._split, rank=self._rank)
         there = self._order.epoch(epoch + 1).needs(0, split=self._split, rank=self._rank)
         base, following = epoch * samples, (epoch + 1) * samples
         session.publish(
