@@ -203,8 +203,9 @@ class Lookahead:
         steps = 1
         while True:
             order = self._order.epoch(epoch)
-            needs: Needs | None = order.needs(position, split=self._split, rank=self._rank)
+            needs = order.needs(position, split=self._split, rank=self._rank)
             bounds = self._bounds(epoch, needs)
+            is_published = False
             while position < order.samples:
                 if self._closing:
                     raise Closed
@@ -213,9 +214,9 @@ class Lookahead:
                     break
                 for chunk in self._cut(session, epoch, position, block, bounds):
                     yield chunk
-                    if needs is not None:
+                    if not is_published:
                         self._publish(session, epoch, needs)
-                        needs = None
+                        is_published = True
                 position = int(block.after[-1])
                 steps = min(2 * steps, _BLOCK_STEPS)
             epoch, position = epoch + 1, 0
