@@ -30,10 +30,8 @@ format: $(INSTALLED) ## Format the code and apply the safe fixes
 	$(BIN)/ruff check --fix .
 
 bench: $(INSTALLED) ## Run every benchmark and keep what it measured in benchmarks/results/
-	@set -e; mkdir -p benchmarks/results; for file in benchmarks/bench_*.py; do \
-		name=$$(basename "$$file" .py); result="benchmarks/results/$$(date +%F)-$$name.json"; \
-		echo "$$name -> $$result"; \
-		$(BIN)/python -m "benchmarks.$$name" --json > "$$result.part"; mv "$$result.part" "$$result"; \
+	@set -e; for file in benchmarks/bench_*.py; do \
+		$(BIN)/python -m "benchmarks.$$(basename "$$file" .py)" --save; \
 	done
 
 protos: $(PROTOS_INSTALLED) ## Generate the code beside the .proto files

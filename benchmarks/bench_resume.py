@@ -71,7 +71,7 @@ def _start_in_a_fresh_process(source: Path, position: int, _: int) -> Mapping[st
 
 
 def _cost_to(node: Daemon, idle_cpu_seconds: float) -> Mapping[str, float]:
-    counters = node.client().status().counters
+    counters = node.status().counters
     assert counters.fills > 0, "the first batch must have been filled, not read in place"
     return {
         "daemon_cpu_seconds": node.cpu_seconds() - idle_cpu_seconds,

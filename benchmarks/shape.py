@@ -135,6 +135,7 @@ def main(
         RESULTS.mkdir(exist_ok=True)
         path = RESULTS / f"{name.removeprefix('bench_')}-{report.machine['date']}.json"
         path.write_text(json.dumps(report.as_dict(), indent=1) + "\n")
+        print(f"  saved to {path}", file=sys.stderr)
     print(json.dumps(report.as_dict()) if options.json else _for_people(report))
 
 

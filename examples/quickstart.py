@@ -2,13 +2,16 @@
 
     python examples/quickstart.py s3://my-bucket/tokens --state position.json
 
-Run it, stop it anywhere with Ctrl-C, and run it again: it goes on with the next batch, whatever was prefetched. Under
-torchrun every rank gets its share, and the number of ranks may change between runs.
+Run it, stop it anywhere with Ctrl-C, and run it again: it goes on after the last batch it trained on, whatever was
+prefetched. Under torchrun every rank gets its share, rank 0 keeps the position of all, and the number of ranks may
+change between runs.
 """
 
 import argparse
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import forebay
 
@@ -26,16 +29,27 @@ def main() -> None:
     if options.state.exists():
         loader.load_state_dict(json.loads(options.state.read_text()))
         print(f"going on in epoch {loader.epoch} at position {loader.position}")
+    state = None
     try:
         for epoch in range(loader.epoch, options.epochs):
             for batch in loader:
                 train_on(batch)
+                state = loader.state_dict()
             print(f"epoch {epoch} is done")
     except KeyboardInterrupt:
-        print(f"\nstopped in epoch {loader.epoch} at position {loader.position}")
+        print("\nstopped")
     finally:
-        options.state.write_text(json.dumps(loader.state_dict()))
         loader.close()
+        if state is not None and os.environ.get("RANK", "0") == "0":
+            save(state, options.state)
+
+
+def save(state: dict[str, Any], path: Path) -> None:
+    """In one move: whoever reads the file finds the old state or the new one."""
+    draft = path.with_name(f"{path.name}.draft")
+    draft.write_text(json.dumps(state))
+    draft.replace(path)
+    print(f"epoch {state['epoch']}, position {state['position']}: kept in {path}")
 
 
 def train_on(batch: dict[str, object]) -> None:

@@ -14,10 +14,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from forebay_core.errors import ConfigurationError
+from forebay_core.node_layout import SOCKET_PATH_BYTES
 
 SYSTEM_SOCKET = Path("/run/forebay/forebay.sock")
-SOCKET_PATH_BYTES = 107
-"""What `sockaddr_un` holds on Linux, without the final zero."""
 
 _DAEMON_PREFIXES = ("AWS_", "GOOGLE_", "AZURE_", "FOREBAY_")
 _CLIENT_ONLY = frozenset({"FOREBAY_ADDRESS", "FOREBAY_DEBUG", "FOREBAY_SOCKET"})

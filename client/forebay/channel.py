@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forebay_core.errors import DaemonError, DaemonUnavailable, ForebayError, InternalError, by_name
+from forebay_core.node_layout import ERROR_KEY
 
 if TYPE_CHECKING:
     import grpc
     from google.protobuf.message import Message
 
 DRAIN_SECONDS = 1.0
-ERROR_KEY = "forebay-error"
 _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 50),
@@ -57,14 +57,14 @@ class Channels:
         self.used = False
         self._open: dict[Path, grpc.Channel] = {}
         self._in_flight = 0
-        self._closing = False
+        self._forking = 0
         self._generation = 0
 
     @contextmanager
     def channel(self, socket: Path) -> Iterator["grpc.Channel"]:
         """The channel to the socket, for one call; a failure of the body after a fork becomes `Forked`."""
         with self.condition:
-            self.condition.wait_for(lambda: not self._closing)
+            self.condition.wait_for(lambda: not self._forking)
             channel = self._open.get(socket) or self._connect(socket)
             generation = self._generation
             self._in_flight += 1
@@ -90,9 +90,9 @@ class Channels:
         return channel
 
     def before_fork(self) -> None:
-        """Closes every channel and keeps new calls out until `after_fork`."""
+        """Closes every channel and keeps new calls out until `after_fork`; several threads may fork at once."""
         self.condition.acquire()
-        self._closing = True
+        self._forking += 1
         self.condition.wait_for(lambda: self._in_flight == 0, DRAIN_SECONDS)
         self._generation += 1
         for channel in self._open.values():
@@ -102,7 +102,7 @@ class Channels:
 
     def after_fork(self) -> None:
         """Lets calls in again, in the process that forked."""
-        self._closing = False
+        self._forking -= 1
         self.condition.notify_all()
         self.condition.release()
 

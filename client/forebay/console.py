@@ -1,4 +1,4 @@
-"""What the command line prints: a status as tables, errors as one line, and both as JSON for programs.
+"""What the command line prints on standard output: a status as tables, and JSON for programs.
 
 Colours and the terminal's width are rich's affair on a terminal; into a pipe or file go plain lines of full length.
 """

@@ -1,9 +1,9 @@
 """The client of one daemon: rides through its restarts, starts the user's own one, and speaks its errors.
 
 A call that finds no daemon is made again until one answers or `reconnect_seconds` have passed: all calls of the service
-may be repeated. The wait is announced once in the log, and a socket that refuses this user is not waited for. The
-object holds no connection (those are the process's, see `channel`): it can be pickled, and used on any thread and on
-both sides of a fork.
+may be repeated. A wait that gets long is announced once in the log, and a socket that refuses this user is not waited
+for. The object holds no connection (those are the process's, see `channel`): it can be pickled, and used on any thread
+and on both sides of a fork.
 """
 
 import errno
@@ -18,30 +18,33 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from forebay import channel, embedded
 from forebay.address import Address, resolve
-from forebay.mounts import Mounts
+from forebay.disks import Disks
 from forebay.status import StatusSnapshot, snapshot
+from forebay.waiting import Waiting
 from forebay_core.errors import DaemonUnavailable
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-    from forebay.session import Session
-
 CALL_SECONDS = 60.0
 OPEN_DATASET_SECONDS = 3600.0
-_ANNOUNCE_SECONDS = 2.0
-_FIRST_PAUSE_SECONDS = 0.02
-_LONGEST_PAUSE_SECONDS = 0.5
 _logger = logging.getLogger("forebay")
 Reply = TypeVar("Reply", bound="Message")
 
 
 @dataclass(frozen=True)
 class OpenedDataset:
-    """A dataset that the daemon knows, and its manifest file as this process sees it."""
+    """A dataset that the daemon knows, and what was asked for, so that another daemon can be asked for it too.
+
+    The manifest is a file of `size_bytes` as this process sees it; `inode` is that of the file that the daemon meant.
+    """
 
     dataset_id: str
     manifest_path: Path
+    inode: int
+    size_bytes: int
+    urls: tuple[str, ...]
+    format_json: str
 
 
 class DaemonClient:
@@ -62,11 +65,11 @@ class DaemonClient:
         self._environment = dict(environment) if environment is not None else None
         current = self._current_environment()
         self.address: Address = resolve(address, current)
-        self.mounts = Mounts(current)
+        self.disks = Disks(current)
         self.reconnect_seconds = reconnect_seconds
         self._start = start
         self._reached = False
-        self._sources: dict[str, tuple[tuple[str, ...], str]] = {}
+        self._opened: dict[str, OpenedDataset] = {}
 
     def open_dataset(self, urls: Sequence[str], format_json: str = "") -> OpenedDataset:
         """Lets the daemon list the source and build or find its manifest; may take minutes for a new, large one.
@@ -77,19 +80,22 @@ class DaemonClient:
 
         request = pb.OpenDatasetRequest(urls=list(urls), format_json=format_json)
         answer = self.call("OpenDataset", request, pb.OpenDatasetResponse, timeout_seconds=OPEN_DATASET_SECONDS)
-        self.mounts.learn((disk.disk_id, disk.path) for disk in answer.disks)
-        self._sources[answer.dataset_id] = (tuple(urls), format_json)
-        manifest = self.mounts.locate(answer.manifest.disk_id, answer.manifest.path)
-        return OpenedDataset(answer.dataset_id, manifest)
+        self.disks.learn((disk.disk_id, disk.path) for disk in answer.disks)
+        manifest = answer.manifest
+        opened = OpenedDataset(
+            answer.dataset_id,
+            self.disks.locate(manifest.disk_id, manifest.path),
+            manifest.inode,
+            manifest.size_bytes,
+            tuple(urls),
+            format_json,
+        )
+        self._opened[opened.dataset_id] = opened
+        return opened
 
-    def open_session(self, dataset_id: str, columns: Sequence[str], label: str) -> "Session":
-        """Registers a reader of the dataset; `columns` empty means all, `label` is shown by `forebay status`.
-
-        Raises `ColumnNotFound`, `ConfigurationError` for an unknown dataset, `DaemonUnavailable`, `DaemonError`.
-        """
-        from forebay.session import Session
-
-        return Session(self, dataset_id, tuple(columns), label, self._sources.get(dataset_id))
+    def opened(self, dataset_id: str) -> OpenedDataset:
+        """A dataset that this client has opened. KeyError for another."""
+        return self._opened[dataset_id]
 
     def status(self) -> StatusSnapshot:
         """What the daemon holds and does. Raises `DaemonUnavailable`, `DaemonError`."""
@@ -116,23 +122,20 @@ class DaemonClient:
         return channel.call(self.address.socket, method, request, reply, timeout_seconds=timeout_seconds)
 
     def _riding(self, attempt: Callable[[], Reply]) -> Reply:
-        begin = time.monotonic()
-        pause, announced = _FIRST_PAUSE_SECONDS, False
+        waiting = Waiting(self.reconnect_seconds, time.monotonic)
         while True:
-            self._reach()
+            with waiting.apart():
+                self._reach()
             try:
                 return attempt()
             except DaemonUnavailable as error:
-                waited = time.monotonic() - begin
                 reason = self._unreachable_reason()
                 self._reached = False
-                if waited + pause > self.reconnect_seconds or reason == errno.EACCES:
-                    raise self._unavailable(reason, error, waited) from None
-                if waited > _ANNOUNCE_SECONDS and not announced:
-                    announced = True
+                if reason == errno.EACCES or waiting.is_over():
+                    raise self._unavailable(reason, error, waiting.seconds()) from None
+                if waiting.is_news():
                     _logger.warning("waiting up to %.0f s for a daemon: %s", self.reconnect_seconds, error)
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            time.sleep(waiting.next_pause())
 
     def _reach(self) -> None:
         if self._reached or not self.address.embedded:
@@ -170,8 +173,8 @@ class DaemonClient:
         return os.environ if self._environment is None else self._environment
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"mounts": None}
+        return self.__dict__ | {"disks": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.mounts = Mounts(self._current_environment())
+        self.disks = Disks(self._current_environment())

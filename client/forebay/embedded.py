@@ -21,8 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from forebay.address import Address
-from forebay.place import Place, choose_place
+from forebay.embedded_place import Place, choose_place
 from forebay_core.errors import ConfigurationError, DaemonUnavailable
+from forebay_core.node_layout import socket_lock
 
 START_SECONDS = 20.0
 _LOG_BYTES = 1 << 20
@@ -41,7 +42,7 @@ def ensure_running(address: Address, environment: Mapping[str, str]) -> None:
         return
     deadline = time.monotonic() + START_SECONDS
     with _locked(directory / "spawn.lock", deadline):
-        _until(lambda: answers(address.socket) or not is_locked(Path(f"{address.socket}.lock")), deadline)
+        _until(lambda: answers(address.socket) or not is_locked(socket_lock(address.socket)), deadline)
         if not answers(address.socket):
             _start(address.socket, environment, deadline)
 
@@ -79,13 +80,17 @@ def answers(path: Path) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a living process holds the lock of that file."""
+    """Whether a living process holds the lock of that file.
+
+    Asked by trying to share it, so that two who ask at once do not take each other for its holder; only a daemon that
+    asks for the lock in that same moment does not get it then.
+    """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
-        return not _try_lock(descriptor)
+        return not _try_lock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
 
@@ -153,16 +158,16 @@ def _last_line(log: Path) -> str:
 def _locked(path: Path, deadline: float) -> Iterator[None]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        if not _until(lambda: _try_lock(descriptor), deadline):
+        if not _until(lambda: _try_lock(descriptor, fcntl.LOCK_EX), deadline):
             raise DaemonUnavailable(f"another process has been starting a daemon for {START_SECONDS:.0f} s; see {path}")
         yield
     finally:
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
+def _try_lock(descriptor: int, kind: int) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -1,11 +1,13 @@
 """One reader's session with the daemon: needs, position and leases, kept alive over the daemon's restarts.
 
 The session remembers what it told the daemon: its needs, its position, the pieces it holds. When the daemon does not
-know it any more (`UnknownSession`: it was restarted, or the session lapsed) the session registers anew, says it all
-again and repeats the call, so callers see a pause and nothing else; paths leased before may be in fill again. Used by
-the loader's lookahead thread and its heartbeat at once: `_state` guards what is remembered and is never held in a call,
-`_recovery` lets one thread register anew. A process forked from the session's owner can go on using it; what it closes
-is its own copy, never the owner's session.
+know it any more (`UnknownSession`: it was restarted, or the session lapsed) `publish` and `acquire` register it anew,
+say it all again and repeat the call, so callers see a pause and nothing else; paths leased before may be in fill again.
+`report`, `release` and `close` are one quick try each and leave that to the next `publish` or `acquire`.
+
+Used by the loader's planner, and at the same time by a reader that found a leased file gone and leases it again:
+`_state` guards what is remembered and is never held in a call, `_recovery` lets one thread register anew. A process
+forked from the session's owner can go on using it; what it closes is its own copy, never the owner's session.
 """
 
 import logging
@@ -20,10 +22,10 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from forebay.daemon_client import DaemonClient, OpenedDataset
 from forebay_core.errors import DaemonError, DaemonUnavailable, ForebayError, ObjectChanged, UnknownSession
 
 if TYPE_CHECKING:
-    from forebay.daemon_client import DaemonClient
     from forebay_protos.v1 import daemon_pb2 as pb
 
 NEEDS_PER_MESSAGE = 20_000
@@ -74,21 +76,20 @@ class _Needs:
 
 
 class Session:
-    """Opened by `DaemonClient.open_session`; thread-safe; every method but `close` and `report` may block."""
+    """One reader of an opened dataset, registered with the client's daemon when it is made. Thread-safe.
 
-    def __init__(
-        self,
-        client: "DaemonClient",
-        dataset_id: str,
-        columns: tuple[str, ...],
-        label: str,
-        source: tuple[tuple[str, ...], str] | None,
-    ) -> None:
+    `columns` empty means all; `label` is shown by `forebay status`. `publish` and `acquire` wait for a daemon as long
+    as the client does, and for the dataset's manifest where a new daemon has to build it; the others end in seconds.
+
+    Raises `ColumnNotFound`, `ConfigurationError` for a dataset that the daemon does not know, `DaemonUnavailable`,
+    `DaemonError`.
+    """
+
+    def __init__(self, client: DaemonClient, dataset: OpenedDataset, columns: Sequence[str], label: str) -> None:
         self._client = client
-        self._dataset_id = dataset_id
-        self._columns = columns
+        self._dataset = dataset
+        self._columns = tuple(columns)
         self._label = label
-        self._source = source
         self._id = ""
         self._needs: _Needs | None = None
         self._position: tuple[int, float] | None = None
@@ -110,14 +111,13 @@ class Session:
         self._known(lambda session_id: self._send_needs(session_id, needs))
 
     def report(self, position: int, positions_per_second: float = 0.0) -> None:
-        """Says how far the reader is (epoch × samples + position). One quick try: a heartbeat never raises for it."""
+        """Says how far the reader is (epoch × samples + position), and that it lives. One try, at most
+        `HEARTBEAT_SECONDS`; a daemon that does not answer, or does not know the session, is no error."""
         with self._lock():
             self._position = (position, positions_per_second)
             session_id = self._id
         try:
             self._send_position(session_id, once=True)
-        except UnknownSession:
-            self._recover_quietly(session_id)
         except DaemonError as error:
             _logger.debug("position not reported: %s", error)
 
@@ -182,12 +182,6 @@ class Session:
                 self._register()
                 self._say_again()
 
-    def _recover_quietly(self, lost: str) -> None:
-        try:
-            self._recover(lost)
-        except ForebayError as error:
-            _logger.debug("session not registered again: %s", error)
-
     def _say_again(self) -> None:
         with self._lock():
             session_id, needs, position, held = self._id, self._needs, self._position, sorted(self._held)
@@ -205,32 +199,29 @@ class Session:
         from forebay_protos.v1 import daemon_pb2 as pb
 
         request = pb.OpenSessionRequest(
-            dataset_id=self._dataset_id, columns=self._columns, label=self._label, process_id=os.getpid()
+            dataset_id=self._dataset.dataset_id, columns=self._columns, label=self._label, process_id=os.getpid()
         )
         try:
             answer = self._client.call("OpenSession", request, pb.OpenSessionResponse)
         except ForebayError as error:
-            if isinstance(error, DaemonUnavailable) or not self._id or not self._reopen_dataset():
+            if isinstance(error, DaemonUnavailable) or not self._id:
                 raise
+            self._reopen_dataset()
             answer = self._client.call("OpenSession", request, pb.OpenSessionResponse)
-        self._client.mounts.learn((disk.disk_id, disk.path) for disk in answer.disks)
+        self._client.disks.learn((disk.disk_id, disk.path) for disk in answer.disks)
         with self._lock():
             self._id = answer.session_id
             self._owner = os.getpid()
             self._unreleased.clear()
 
-    def _reopen_dataset(self) -> bool:
+    def _reopen_dataset(self) -> None:
         """For a daemon that came back without its cache; the source must still be the same dataset."""
-        if self._source is None:
-            return False
-        urls, format_json = self._source
-        opened = self._client.open_dataset(urls, format_json)
-        if opened.dataset_id != self._dataset_id:
+        opened = self._client.open_dataset(self._dataset.urls, self._dataset.format_json)
+        if opened.dataset_id != self._dataset.dataset_id:
             raise ObjectChanged(
-                f"{urls[0]} is not the dataset any more that this loader opened, and the daemon has lost the old one; "
-                "restart from the last checkpoint"
+                f"{opened.urls[0]} is not the dataset any more that this loader opened, and the daemon has lost the "
+                "old one; restart from the last checkpoint"
             )
-        return True
 
     def _send_needs(self, session_id: str, needs: _Needs) -> None:
         from forebay_protos.v1 import daemon_pb2 as pb
@@ -271,7 +262,7 @@ class Session:
     def _lease(self, lease: "pb.Lease") -> Lease:
         return Lease(
             piece=lease.piece,
-            path=self._client.mounts.locate(lease.disk_id, lease.path),
+            path=self._client.disks.locate(lease.disk_id, lease.path),
             inode=lease.inode,
             size=lease.size_bytes,
             offset=lease.offset_bytes,

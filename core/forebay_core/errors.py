@@ -121,3 +121,8 @@ def _tree(base: type[ForebayError]) -> dict[str, type[ForebayError]]:
 def by_name(name: str) -> type[ForebayError]:
     """The class of that name; `InternalError` for a name that this version does not know."""
     return _tree(ForebayError).get(name, InternalError)
+
+
+def one_line(error: BaseException) -> str:
+    """The error's message without line breaks."""
+    return " ".join(str(error).split()) or type(error).__name__

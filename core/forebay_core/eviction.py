@@ -1,11 +1,13 @@
 """Which cached pieces make room: the rule alone, without a cache.
 
-What nobody needs goes first, the least recently used before the others; then what is needed furthest away. A piece that
-is held (leased, mapped, pinned, not uploaded yet) never goes. A prefetch may only push out what is needed later than
-what it brings, or the cache would turn over without an end. Pure; called by the daemon under its capacity lock.
+What nobody needs goes first, the least recently used before the others; then that of which nobody can say yet; then
+what is needed furthest away. A piece that is held (leased, mapped, pinned, not uploaded yet) never goes. A prefetch may
+only push out what is known to be needed later than what it brings, or by nobody, or the cache would turn over without
+an end. Pure; called by the daemon under its capacity lock.
 """
 
 import heapq
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -17,7 +19,8 @@ class Resident:
     key: str
     #: What its removal gives back, in bytes on disk.
     bytes: int
-    #: How far away its next use is (in positions or seconds, the same unit for all); None: nobody needs it.
+    #: How far away its next use is (in positions or seconds, the same unit for all); None: nobody needs it; infinite:
+    #: it is not known yet whether somebody does.
     next_use: float | None
     #: Any clock that only moves forward.
     last_used: float
@@ -28,14 +31,12 @@ class Resident:
 def victims(residents: Iterable[Resident], bytes_needed: int, *, before: float | None = None) -> list[str] | None:
     """The keys to remove, in this order, so that at least `bytes_needed` come free; None where that cannot be done.
 
-    `before` is the distance at which the newcomer is needed: only pieces that nobody needs, or that are needed further
-    away than that, may go for it. None: it is wanted now.
+    `before` is the distance at which the newcomer is needed; None: it is wanted now.
     """
-    floor = float("-inf") if before is None else before
     heap = [
         (_rank(resident), resident.key, resident.bytes)
         for resident in residents
-        if not resident.held and (resident.next_use is None or resident.next_use > floor)
+        if not resident.held and may_go(resident.next_use, before)
     ]
     heapq.heapify(heap)
     chosen: list[str] = []
@@ -46,7 +47,12 @@ def victims(residents: Iterable[Resident], bytes_needed: int, *, before: float |
     return chosen if bytes_needed <= 0 else None
 
 
-def _rank(resident: Resident) -> tuple[int, float]:
+def may_go(next_use: float | None, before: float | None) -> bool:
+    """Whether a piece that is needed so far away may go for one that is needed at the distance `before`."""
+    return before is None or next_use is None or before < next_use < math.inf
+
+
+def _rank(resident: Resident) -> tuple[int, float, float]:
     if resident.next_use is None:
-        return (0, resident.last_used)
-    return (1, -resident.next_use)
+        return (0, 0.0, resident.last_used)
+    return (1, -resident.next_use, resident.last_used)

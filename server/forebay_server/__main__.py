@@ -11,11 +11,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from forebay_core.errors import ConfigurationError, ForebayError
+from forebay_core.errors import ConfigurationError, ForebayError, one_line
 from forebay_server.config import ServerConfig, parse
 from forebay_server.daemon import serve
 from forebay_server.node import Node
-from forebay_server.rpc_errors import one_line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

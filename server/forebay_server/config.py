@@ -5,67 +5,16 @@ that starts has a configuration that can work.
 """
 
 import argparse
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from forebay_core.capacity import CacheDirectory, Capacity
 from forebay_core.errors import ConfigurationError
+from forebay_core.node_layout import SOCKET_PATH_BYTES
 
-#: sun_path less its terminating NUL.
-SOCKET_PATH_BYTES = 107
-_UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50}
-_UNITS |= {f"{unit}iB": factor for unit, factor in list(_UNITS.items()) if unit not in {"", "B"}}
-_UNITS |= {f"{unit}B": 1000**power for power, unit in enumerate("KMGTP", start=1)}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
-_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 LOG_LEVELS = ("debug", "info", "warning", "error")
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """How much a cache directory may hold: bytes, or a share of its file system's size."""
-
-    bytes: int | None = None
-    share: float | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> "Capacity":
-        """Reads `1073741824`, `10GiB`, `10GB` or `80%`. Raises `ConfigurationError`."""
-        if match := _SHARE.fullmatch(text.strip()):
-            share = float(match[1]) / 100
-            if 0 < share <= 1:
-                return cls(share=share)
-        elif (match := _SIZE.fullmatch(text.strip())) and match[2] in _UNITS:
-            size = int(float(match[1]) * _UNITS[match[2]])
-            if size > 0:
-                return cls(bytes=size)
-        raise ConfigurationError(
-            f"capacity {text!r} is not a size; give bytes, 10GiB or 80% (--capacity, FOREBAY_CAPACITY)"
-        )
-
-    def of(self, filesystem_bytes: int) -> int:
-        """The bytes that it comes to on a file system of that size."""
-        if self.bytes is not None:
-            return self.bytes
-        return int((self.share or 0.0) * filesystem_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class CacheDirectory:
-    """A directory that holds pieces, and its own capacity where it has one."""
-
-    path: Path
-    capacity: Capacity | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> "CacheDirectory":
-        """Reads `PATH` or `PATH:CAPACITY`. A colon that no capacity follows belongs to the path."""
-        path, colon, capacity = text.rpartition(":")
-        if colon and path and (_SIZE.fullmatch(capacity) or _SHARE.fullmatch(capacity)):
-            return cls(Path(path), Capacity.parse(capacity))
-        return cls(Path(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +35,8 @@ class ServerConfig:
     read_in_place: Literal["auto", "never"] = "auto"
     #: Each fill has several ranged GETs in flight, so a few fill a network link; more only delay the next one.
     prefetch_fills: int = 4
+    #: For pieces that are decoded in memory: some ten of usual size at once, as many as there are threads for.
+    fill_memory_bytes: int = 1 << 30
     log_level: str = "info"
     log_file: Path | None = None
     #: Clients call at least every 5 s; a minute or two of silence is a client that is gone.
@@ -118,6 +69,8 @@ class ServerConfig:
             raise ConfigurationError(f"the log level is one of {', '.join(LOG_LEVELS)}, not {self.log_level!r}")
         if self.prefetch_fills < 0:
             raise ConfigurationError(f"prefetch fills must be 0 or more, not {self.prefetch_fills} (--prefetch-fills)")
+        if self.fill_memory_bytes < 1:
+            raise ConfigurationError(f"fill_memory_bytes must be at least 1, not {self.fill_memory_bytes}")
         for name in ("idle_seconds", "session_lapse_seconds", "drain_seconds", "room_wait_seconds"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ConfigurationError(f"{name} must be a number of seconds, 0 or more, not {getattr(self, name)}")
@@ -145,7 +98,7 @@ def parse(arguments: Sequence[str], environment: Mapping[str, str]) -> CommandLi
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m forebay_server", description="The forebay node daemon.")
+    parser = argparse.ArgumentParser(prog="forebay serve", description="The forebay node daemon.")
     parser.add_argument("--socket", metavar="PATH", help="Unix socket to serve on")
     parser.add_argument("--cache-dir", metavar="PATH[:CAPACITY]", help="directory that holds the cached pieces")
     parser.add_argument(

@@ -47,7 +47,7 @@ async def _serve_on(place: SocketPlace, node: Node, ending: asyncio.Event, on_re
     place.bind(server)
     await server.start()
     node.start()
-    _log.info("serving on %s, cache in %s, pid %d", place.path, node.store.disk.root, node.process_id)
+    _log.info("serving on %s, cache in %s, pid %d", place.path, node.cache.disk.root, node.process_id)
     on_ready(node)
     try:
         await _until_the_end(node, ending)

@@ -1,8 +1,8 @@
 """Bringing a piece from its remote place into the cache: once, however many ask.
 
-Footer → reserve → temp file → ranged GETs → local layout and checksum → sidecar → rename → index. A crash at any point
-leaves nothing that looks whole; a failure takes the temp file and the reservation back and says why in `<path>.error`,
-where every waiting reader looks. A demand turns a prefetch of the same piece into a demand.
+Footer → memory → reserve → temp file → ranged GETs → local layout and checksum → sidecar → rename → index. A crash at
+any point leaves nothing that looks whole; a failure takes the temp file and the reservation back and says why in
+`<path>.error`, where every waiting reader looks. A demand turns a prefetch of the same piece into a demand.
 
 `Fills` runs on the event loop; the local layout is written by one thread per fill, which asks the loop for more room as
 the file grows.
@@ -16,25 +16,27 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from forebay_core.errors import DaemonUnavailable, ForebayError, InternalError
-from forebay_core.formats.base import Buffer, ByteRange, Format, Localiser, ObjectInfo, Piece, Steps, T
+from forebay_core.errors import DaemonUnavailable, ForebayError, InternalError, one_line
+from forebay_core.formats.base import Buffer, ByteRange, Format, Localiser, ObjectInfo, Piece, Prepared
+from forebay_server.cache.cache import Cache, NoRoom
 from forebay_server.cache.capacity import Reservation
 from forebay_server.cache.disk import Entry, Origin, TempFile, explain_full, room_for
-from forebay_server.cache.store import NoRoom, Store
-from forebay_server.rpc_errors import one_line
-from forebay_server.threads import complete
+from forebay_server.concurrency import complete
+from forebay_server.memory import Memory
+from forebay_server.sources.failures import naming
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 #: How much a reservation grows beyond what is written, so that the writing thread seldom has to ask.
 _SPARE_BYTES = 8 << 20
 
 
 class Reader(Protocol):
-    """What reads remote objects (`forebay_server.fetching.Fetcher`)."""
+    """What reads remote objects (`forebay_server.sources.fetching.Fetcher`)."""
 
-    async def drive(self, source_root: str, obj: ObjectInfo, steps: Steps[T]) -> T: ...
+    async def prepare(self, root: str, obj: ObjectInfo, format: Format) -> Prepared: ...
 
     async def stream(
         self, root: str, obj: ObjectInfo, ranges: Sequence[ByteRange], on_chunk: Callable[[Buffer], Awaitable[None]]
@@ -64,12 +66,16 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class Fill:
-    """A fill in flight. As a `Want` of the store it says how urgent it is at the moment."""
+    """A fill in flight. As a `Want` of the cache it says how urgent it is at the moment."""
 
     job: Job
     before: float | None
     turn: int
     asked_at: float
+    #: Shared by all fills, and what it holds of it.
+    memory: Memory
+    memory_bytes: int = 0
+    has_failed: bool = False
     #: It was a prefetch, and nothing that is needed later could make room for it.
     found_no_room: bool = False
     task: "asyncio.Task[Entry | None]" = field(init=False)
@@ -81,6 +87,10 @@ class Fill:
     @property
     def is_demand(self) -> bool:
         return self.before is None
+
+    @property
+    def is_in_the_way(self) -> bool:
+        return self.memory_bytes > 0 and self.memory.is_awaited_before(self.turn)
 
 
 @dataclass(slots=True)
@@ -96,16 +106,17 @@ class FillCounters:
 class Fills:
     """All fills of a daemon."""
 
-    def __init__(self, store: Store, reader: Reader, *, clock: Callable[[], float], threads: int = 8) -> None:
+    def __init__(
+        self, cache: Cache, reader: Reader, *, clock: Callable[[], float], memory_bytes: int, threads: int = 8
+    ) -> None:
         self.counters = FillCounters()
         #: By key. A fill is here from `start` until its file is at its path, or its error.
         self.running: dict[str, Fill] = {}
-        #: Pieces whose last fill failed: no prefetch tries them again.
-        self.failed: dict[str, ForebayError] = {}
-        self._store = store
+        self._cache = cache
         self._reader = reader
         self._clock = clock
         self._turns = itertools.count()
+        self._memory = Memory(memory_bytes)
         self._threads = ThreadPoolExecutor(max(threads, os.cpu_count() or 1), "forebay-fill")
         self._listeners: list[Callable[[Fill], None]] = []
         self._is_draining = False
@@ -118,15 +129,15 @@ class Fills:
         """Begins the fill of a piece, or joins the one in flight.
 
         `before`: seconds until a prefetch is needed; None is a demand. When this returns, no earlier error or broken
-        file is at the piece's path. The caller has found that the piece is not in the store. The fill's task gives the
+        file is at the piece's path. The caller has found that the piece is not in the cache. The fill's task gives the
         entry, or None for a prefetch that found no room, or raises the typed error that is also at `<path>.error`.
         """
         fill = self.running.get(job.key)
         if fill is None and self._is_draining:
             raise DaemonUnavailable("the daemon is ending; try again when its successor runs")
         if fill is None:
-            self._store.expect(job.key)
-            fill = Fill(job, before, next(self._turns), self._clock())
+            self._cache.expect(job.key)
+            fill = Fill(job, before, next(self._turns), self._clock(), self._memory)
             fill.task = asyncio.get_running_loop().create_task(self._run(fill), name=f"fill {job.key[:12]}")
             fill.task.add_done_callback(_retrieve)
             self.running[job.key] = fill
@@ -152,21 +163,23 @@ class Fills:
     async def _run(self, fill: Fill) -> Entry | None:
         key = fill.job.key
         try:
-            entry = await self._entry(fill)
-            self.failed.pop(key, None)
-            return entry
+            return await self._entry(fill)
         except Exception as error:
+            fill.has_failed = True
+            self.counters.failures += 1
             typed = self._typed(error, fill.job)
-            self._record_failure(key, typed)
+            await self._leave_word(key, typed)
+            if typed is error:
+                raise
             raise typed from error
         finally:
-            self._store.arrived(key)
+            self._cache.arrived(key)
             del self.running[key]
             for listener in self._listeners:
                 listener(fill)
 
     async def _entry(self, fill: Fill) -> Entry | None:
-        spared = await self._store.settled(fill.job.key)
+        spared = await self._cache.settled(fill.job.key)
         if spared is not None:
             return spared
         entry = None
@@ -182,22 +195,24 @@ class Fills:
         return entry
 
     async def _fetch(self, fill: Fill) -> Entry:
-        job, store = fill.job, self._store
-        reservation = store.ledger.open()
-        sink = _Sink(fill, store, reservation, asyncio.get_running_loop())
+        job, cache = fill.job, self._cache
+        prepared = await self._reader.prepare(job.root, job.piece.object, job.format)
+        reservation = cache.ledger.open()
+        sink = _Sink(fill, cache, reservation, asyncio.get_running_loop())
         try:
-            localiser = await self._reader.drive(
-                job.root, job.piece.object, job.format.localise(job.piece, job.columns, sink)
-            )
-            await store.reserve(reservation, room_for(sum(part.length for part in localiser.ranges)), fill)
-            sink.temp = await store.in_thread(store.disk.create)
-            await self._write(job, localiser, sink)
-            await store.reserve(reservation, sink.temp.blocks(), fill)
-            return await store.admit(sink.temp, job.key, job.origin, reservation)
+            localiser = await self._in_thread(sink, job.format.localise, job.piece, job.columns, sink, prepared)
+            async with self._memory.taken(fill, localiser.memory_bytes):
+                fill.memory_bytes = localiser.memory_bytes
+                await cache.reserve(reservation, room_for(sum(part.length for part in localiser.ranges)), fill)
+                sink.temp = await cache.in_thread(cache.disk.create)
+                await self._write(job, localiser, sink)
+            await cache.reserve(reservation, sink.temp.blocks(), fill)
+            return await cache.admit(sink.temp, job.key, job.origin, reservation)
         finally:
+            fill.memory_bytes = 0
             reservation.release()
             if sink.temp is not None:
-                await store.in_thread(store.disk.discard, sink.temp)
+                await cache.in_thread(cache.disk.discard, sink.temp)
 
     async def _write(self, job: Job, localiser: Localiser, sink: "_Sink") -> None:
         async def push(chunk: Buffer) -> None:
@@ -208,32 +223,31 @@ class Fills:
         if sink.temp is not None:
             await self._in_thread(sink, sink.temp.flush)
 
-    async def _in_thread(self, sink: "_Sink", work: Callable[..., None], *arguments: object) -> None:
+    async def _in_thread(self, sink: "_Sink", work: Callable[..., T], *arguments: object) -> T:
         running = asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
         try:
-            await asyncio.shield(running)
+            return await asyncio.shield(running)
         except asyncio.CancelledError:
             sink.stop()
             await complete(asyncio.ensure_future(_settle(running)))
             raise
 
-    def _record_failure(self, key: str, error: ForebayError) -> None:
-        self.counters.failures += 1
-        self.failed[key] = error
+    async def _leave_word(self, key: str, error: ForebayError) -> None:
         try:
-            self._store.disk.write_error(key, type(error).__name__, one_line(error))
+            await self._cache.in_thread(self._cache.disk.write_error, key, error)
         except OSError as problem:
             _log.error("the error of piece %s cannot be written beside it: %s", key, problem)
 
     def _typed(self, error: Exception, job: Job) -> ForebayError:
         if isinstance(error, OSError) and not isinstance(error, ForebayError):
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                return explain_full(error, self._store.disk.root)
+                return explain_full(error, self._cache.disk.root)
             _log.error("%s cannot be written: %s", job.name, error)
-            return InternalError(f"{job.name} cannot be written to {self._store.disk.root}: {one_line(error)}")
+            return InternalError(f"{job.name} cannot be written to {self._cache.disk.root}: {one_line(error)}")
         if isinstance(error, ForebayError):
-            _log.warning("%s cannot be filled: %s", job.name, one_line(error))
-            return error
+            typed = naming(error, key=job.piece.object.key, url=job.url)
+            _log.warning("%s cannot be filled: %s", job.name, one_line(typed))
+            return typed
         _log.error("%s cannot be filled", job.name, exc_info=error)
         return InternalError(
             f"{job.name} cannot be filled: {type(error).__name__}: {one_line(error)}; see the daemon's log"
@@ -243,10 +257,10 @@ class Fills:
 class _Sink:
     """Takes a local layout's bytes on the writing thread, and sees to it that there is room before they are written."""
 
-    def __init__(self, fill: Fill, store: Store, reservation: Reservation, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, fill: Fill, cache: Cache, reservation: Reservation, loop: asyncio.AbstractEventLoop) -> None:
         self.temp: TempFile | None = None
         self._fill = fill
-        self._store = store
+        self._cache = cache
         self._reservation = reservation
         self._loop = loop
         self._asking: Future[None] | None = None
@@ -269,14 +283,14 @@ class _Sink:
 
     def _ask(self, total: int) -> None:
         self._asking = asyncio.run_coroutine_threadsafe(
-            self._store.reserve(self._reservation, total, self._fill, spare=_SPARE_BYTES), self._loop
+            self._cache.reserve(self._reservation, total, self._fill, spare=_SPARE_BYTES), self._loop
         )
         if self._is_stopped:
             self._asking.cancel()
         self._asking.result()
 
 
-async def _settle(work: "asyncio.Future[None]") -> None:
+async def _settle(work: "asyncio.Future[T]") -> None:
     await asyncio.wait([work])
     if not work.cancelled():
         work.exception()

@@ -12,17 +12,18 @@ from contextlib import contextmanager
 from importlib import metadata
 
 from forebay_core.errors import ConfigurationError, DaemonUnavailable
+from forebay_server.cache.cache import Cache
 from forebay_server.cache.capacity import Ledger, floor_bytes
 from forebay_server.cache.disk import CacheDisk
-from forebay_server.cache.index import Index
-from forebay_server.cache.store import Store
+from forebay_server.concurrency import end_all, repeat
 from forebay_server.config import ServerConfig
-from forebay_server.fetching import Fetcher
 from forebay_server.fill import Fills
-from forebay_server.manifests import Manifests, OpenedDataset
 from forebay_server.prefetch import Prefetcher
 from forebay_server.sessions import QUIET_SECONDS, Session, Sessions
-from forebay_server.stores import RemoteCounters, Stores
+from forebay_server.sources.fetching import Fetcher
+from forebay_server.sources.manifests import Manifests, OpenedDataset
+from forebay_server.sources.registry import Stores
+from forebay_server.sources.remote import RemoteCounters
 from forebay_server.views import Views
 
 _log = logging.getLogger(__name__)
@@ -45,14 +46,14 @@ class Node:
         self._calls = 0
         in_place = config.read_in_place == "auto"
         stores = Stores(environment, self.remote)
-        fetcher = Fetcher(stores)
+        self._fetcher = Fetcher(stores)
         self._views = Views(stores)
-        self._manifests = Manifests(disk.manifests, stores, fetcher)
-        self.store = _store(config, disk, self._views, clock)
-        self._views.holds = self.store.holds
-        self.fills = Fills(self.store, fetcher, clock=clock)
+        self._manifests = Manifests(disk.manifests, stores, self._fetcher)
+        self.cache = _cache(config, disk, self._views, clock)
+        self._views.holds = self.cache.holds
+        self.fills = Fills(self.cache, self._fetcher, clock=clock, memory_bytes=config.fill_memory_bytes)
         self.sessions = Sessions(
-            self.store,
+            self.cache,
             self.fills,
             self._views,
             clock=clock,
@@ -60,16 +61,17 @@ class Node:
             read_in_place=in_place,
         )
         self._prefetcher = Prefetcher(
-            self.store, self.fills, self._views, limit=config.prefetch_fills, read_in_place=in_place
+            self.cache, self.fills, self._views, limit=config.prefetch_fills, read_in_place=in_place
         )
-        self.store.listen(self._piece_changed)
+        self.cache.listen(self._piece_changed)
         self.sessions.listen(self._prefetcher.wake)
+        self._views.listen(self._prefetcher.wake)
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begins the work in the background: comparing the books with the files, prefetching, ending lapsed
-        sessions."""
-        for work in (self.store.reconcile(), self._prefetcher.run(), self._end_lapsed_sessions()):
+        """Begins the work in the background: learning what the cache holds, prefetching, ending lapsed sessions."""
+        lapses = repeat(self._end_lapsed_sessions, "looking for sessions that lapsed")
+        for work in (self.cache.start(), self._prefetcher.run(), lapses):
             task = asyncio.create_task(work)
             task.add_done_callback(_report)
             self._tasks.append(task)
@@ -111,15 +113,15 @@ class Node:
     async def drain(self) -> None:
         """Ends the work: no new sessions, no prefetches; running demands finish within the time configured."""
         self.is_draining = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_all(self._tasks)
+        await self._manifests.close()
         await self.fills.drain(self.config.drain_seconds)
+        await self._fetcher.close()
 
     async def close(self) -> None:
         """After `drain`: writes the index to its end. The disk stays claimed."""
         await self._views.end()
-        await self.store.close()
+        await self.cache.close()
 
     def _refuse_while_draining(self) -> None:
         if self.is_draining:
@@ -131,18 +133,16 @@ class Node:
             self._prefetcher.wake()
 
     async def _end_lapsed_sessions(self) -> None:
-        while True:
-            await asyncio.sleep(min(QUIET_SECONDS / 3, max(0.05, self.config.session_lapse_seconds / 8)))
-            for session in self.sessions.lapse():
-                _log.warning("session %s of %s (pid %d) lapsed", session.id, session.label, session.process_id)
+        await asyncio.sleep(min(QUIET_SECONDS / 3, max(0.05, self.config.session_lapse_seconds / 8)))
+        for session in self.sessions.lapse():
+            _log.warning("session %s of %s (pid %d) lapsed", session.id, session.label, session.process_id)
 
 
-def _store(config: ServerConfig, disk: CacheDisk, views: Views, clock: Callable[[], float]) -> Store:
+def _cache(config: ServerConfig, disk: CacheDisk, views: Views, clock: Callable[[], float]) -> Cache:
     capacity = config.capacity_of(config.disks[0]).of(disk.size_bytes)
     ledger = Ledger(capacity, floor_bytes(disk.size_bytes), disk.free_bytes)
-    return Store(
+    return Cache(
         disk,
-        Index.open(disk.index),
         ledger,
         needs=views,
         clock=clock,

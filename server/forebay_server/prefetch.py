@@ -6,14 +6,18 @@ ends of fills, departures), at most once in a short while. One task on the event
 """
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from heapq import merge
 
-from forebay_server.cache.store import Store
+from forebay_server.cache.cache import Cache
+from forebay_server.concurrency import repeat
 from forebay_server.fill import Fill, Fills
 from forebay_server.views import View, Views
 
-#: Positions are reported with every step: look again at most this often, and less often while nothing fits.
+_log = logging.getLogger(__name__)
+#: Fills end, and many sessions report their positions, at any moment: look again at most this often, and less often
+#: while nothing fits.
 _PAUSE_SECONDS = 0.02
 _FULL_PAUSE_SECONDS = 0.25
 
@@ -21,8 +25,8 @@ _FULL_PAUSE_SECONDS = 0.25
 class Prefetcher:
     """Starts prefetches while there are needs, room, and fewer than `limit` of them in flight."""
 
-    def __init__(self, store: Store, fills: Fills, views: Views, *, limit: int, read_in_place: bool) -> None:
-        self._store = store
+    def __init__(self, cache: Cache, fills: Fills, views: Views, *, limit: int, read_in_place: bool) -> None:
+        self._cache = cache
         self._fills = fills
         self._views = views
         self._limit = limit
@@ -37,12 +41,19 @@ class Prefetcher:
 
     async def run(self) -> None:
         """Works until it is cancelled."""
-        while self._limit > 0:
-            await self._wake.wait()
-            self._wake.clear()
-            self._is_full = False
+        if self._limit > 0:
+            await repeat(self._look, "fetching ahead")
+
+    async def _look(self) -> None:
+        await self._wake.wait()
+        self._wake.clear()
+        self._is_full = False
+        try:
             self._start()
-            await asyncio.sleep(_FULL_PAUSE_SECONDS if self._is_full else _PAUSE_SECONDS)
+        except BaseException:
+            self._wake.set()
+            raise
+        await asyncio.sleep(_FULL_PAUSE_SECONDS if self._is_full else _PAUSE_SECONDS)
 
     def _start(self) -> None:
         running = sum(not fill.is_demand for fill in self._fills.running.values())
@@ -50,19 +61,26 @@ class Prefetcher:
         if free <= 0:
             return
         for seconds, view, piece in self._candidates():
-            key = view.key(piece)
-            if key in self._fills.running or key in self._fills.failed:
-                continue
-            if self._store.find(key) is not None:
-                self._wake.set()
-                continue
-            self._fills.start(view.job(piece), before=seconds)
-            free -= 1
-            if free == 0:
-                return
+            if view.key(piece) not in self._fills.running:
+                free -= self._begin(view, piece, seconds)
+                if free == 0:
+                    return
+
+    def _begin(self, view: View, piece: int, seconds: float) -> bool:
+        """Whether a fill was begun. A piece that the disk does not let begin is passed over from now on."""
+        key = view.key(piece)
+        try:
+            if self._cache.find(key) is None:
+                self._fills.start(view.job(piece), before=seconds)
+                return True
+        except OSError as error:
+            _log.error("piece %d of %s cannot be fetched ahead: %s", piece, view.manifest.root, error)
+            self._views.ended(key, has_failed=True)
+        self._wake.set()
+        return False
 
     def _candidates(self) -> Iterator[tuple[float, View, int]]:
-        limit = self._limit + len(self._fills.running) + len(self._fills.failed)
+        limit = self._limit + len(self._fills.running)
         views = [view for view in self._views if not (self._read_in_place and view.is_in_place)]
         ordered = [
             ((seconds, number, piece) for seconds, piece in view.soonest(limit)) for number, view in enumerate(views)
@@ -71,6 +89,7 @@ class Prefetcher:
             yield seconds, views[number], piece
 
     def _ended(self, fill: Fill) -> None:
+        self._views.ended(fill.job.key, has_failed=fill.has_failed)
         if fill.found_no_room:
             self._is_full = True
         else:

@@ -7,9 +7,7 @@ name (`forebay_core.errors.by_name`); the status serves tools that know gRPC onl
 import grpc
 
 from forebay_core import errors
-
-#: Trailing metadata key that carries the class name.
-ERROR_KEY = "forebay-error"
+from forebay_core.node_layout import ERROR_KEY
 
 STATUS: dict[type[errors.ForebayError], grpc.StatusCode] = {
     errors.ForebayError: grpc.StatusCode.UNKNOWN,
@@ -43,8 +41,3 @@ def status_of(kind: type[errors.ForebayError]) -> grpc.StatusCode:
 
 def trailing_metadata(error: errors.ForebayError) -> tuple[tuple[str, str], ...]:
     return ((ERROR_KEY, type(error).__name__),)
-
-
-def one_line(error: BaseException) -> str:
-    """The error's message without line breaks."""
-    return " ".join(str(error).split()) or type(error).__name__

@@ -14,15 +14,15 @@ import grpc.aio
 import numpy as np
 from grpc_health.v1 import health, health_pb2_grpc
 
-from forebay_core.errors import ConfigurationError, ForebayError, InternalError
+from forebay_core.errors import ConfigurationError, ForebayError, InternalError, one_line
 from forebay_protos.v1 import daemon_pb2 as pb
 from forebay_protos.v1 import daemon_pb2_grpc
 from forebay_server.cache.disk import CacheDisk
-from forebay_server.manifests import OpenedDataset
 from forebay_server.needs import Needs, Numbers
 from forebay_server.node import Node
-from forebay_server.rpc_errors import one_line, status_of, trailing_metadata
+from forebay_server.rpc_errors import status_of, trailing_metadata
 from forebay_server.sessions import Lease
+from forebay_server.sources.manifests import OpenedDataset
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class DaemonService(daemon_pb2_grpc.DaemonServiceServicer):
     async def OpenDataset(self, request: pb.OpenDatasetRequest, context: Context) -> pb.OpenDatasetResponse:
         async def work() -> pb.OpenDatasetResponse:
             opened = await self._node.open_dataset(list(request.urls), request.format_json)
-            disk = self._node.store.disk
+            disk = self._node.cache.disk
             return pb.OpenDatasetResponse(
                 dataset_id=opened.dataset_id, manifest=_manifest_location(opened, disk), disks=self._disks()
             )
@@ -120,7 +120,7 @@ class DaemonService(daemon_pb2_grpc.DaemonServiceServicer):
         return await self._answer(context, work, is_use=False)
 
     def _disks(self) -> list[pb.Disk]:
-        disk = self._node.store.disk
+        disk = self._node.cache.disk
         return [pb.Disk(disk_id=disk.id, path=str(disk.root))]
 
     async def _answer(self, context: Context, work: Callable[[], Awaitable[T]], *, is_use: bool = True) -> T:
@@ -170,8 +170,8 @@ def _manifest_location(opened: OpenedDataset, disk: CacheDisk) -> pb.FileLocatio
 
 
 def _status(node: Node) -> pb.GetStatusResponse:
-    store, fills, sessions, remote = node.store, node.fills, node.sessions, node.remote
-    ledger = store.ledger
+    cache, fills, sessions, remote = node.cache, node.fills, node.sessions, node.remote
+    ledger = cache.ledger
     return pb.GetStatusResponse(
         version=node.version,
         boot_id=node.boot_id,
@@ -181,12 +181,12 @@ def _status(node: Node) -> pb.GetStatusResponse:
         draining=node.is_draining,
         disks=[
             pb.DiskStatus(
-                disk_id=store.disk.id,
-                path=str(store.disk.root),
+                disk_id=cache.disk.id,
+                path=str(cache.disk.root),
                 capacity_bytes=ledger.capacity_bytes,
                 used_bytes=ledger.used_bytes,
                 reserved_bytes=ledger.reserved_bytes,
-                pieces=len(store),
+                pieces=len(cache),
             )
         ],
         sessions=[
@@ -208,7 +208,7 @@ def _status(node: Node) -> pb.GetStatusResponse:
             fills=fills.counters.fills,
             fill_failures=fills.counters.failures,
             bytes_downloaded=remote.bytes,
-            evictions=store.evictions,
+            evictions=cache.evictions,
             remote_requests=remote.requests,
             remote_retries=remote.retries,
             prefetches=fills.counters.prefetches,

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from forebay_core.errors import ConfigurationError, UnknownSession
-from forebay_server.cache.store import Store
+from forebay_core.node_layout import piece_path
+from forebay_server.cache.cache import Cache
 from forebay_server.fill import Fills
 from forebay_server.needs import Needs, Progress
 from forebay_server.views import OpenedDataset, View, Views
@@ -65,7 +66,7 @@ class Sessions:
 
     def __init__(
         self,
-        store: Store,
+        cache: Cache,
         fills: Fills,
         views: Views,
         *,
@@ -74,7 +75,7 @@ class Sessions:
         read_in_place: bool = True,
     ) -> None:
         self.counters = SessionCounters()
-        self._store = store
+        self._cache = cache
         self._fills = fills
         self._views = views
         self._clock = clock
@@ -91,7 +92,7 @@ class Sessions:
 
     def budget_bytes(self) -> int:
         """What one session should hold at once: an equal part of half the cache, so that others can come and go."""
-        return self._store.ledger.capacity_bytes // (2 * max(1, len(self._open)))
+        return self._cache.ledger.capacity_bytes // (2 * max(1, len(self._open)))
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Calls `listener()` when needs or positions change from now on."""
@@ -116,7 +117,7 @@ class Sessions:
         if session.is_quiet:
             session.is_quiet = False
             for key in session.leases:
-                self._store.pin(key)
+                self._cache.pin(key)
         return session
 
     def publish(self, session: Session, needs: Needs) -> None:
@@ -128,7 +129,7 @@ class Sessions:
         if position < 0 or not 0 <= positions_per_second < float("inf"):
             raise ConfigurationError(f"a position and a rate are 0 or more, not {position} and {positions_per_second}")
         if position != session.progress.position:
-            self._store.moved()
+            self._cache.moved()
         rate = positions_per_second or session.progress.positions_per_second
         self._set(session, Progress(session.progress.needs, position, rate))
 
@@ -144,7 +145,7 @@ class Sessions:
                 key = session.view.key(piece)
                 if key in session.leases:
                     session.leases.remove(key)
-                    self._store.unpin(key)
+                    self._cache.unpin(key)
 
     def close(self, session_id: str) -> None:
         """Ends a session and its leases; ignores one that is not there."""
@@ -171,7 +172,7 @@ class Sessions:
         if not session.is_quiet:
             session.is_quiet = True
             for key in session.leases:
-                self._store.unpin(key)
+                self._cache.unpin(key)
 
     async def _acquire(self, session: Session, piece: int) -> Lease:
         if self._read_in_place and (found := await session.view.in_place(piece)) is not None:
@@ -181,15 +182,15 @@ class Sessions:
         is_new = key not in session.leases
         if is_new and session.id in self._open:
             session.leases.add(key)
-            self._store.pin(key)
-        entry = None if key in self._fills.running else self._store.find(key)
+            self._cache.pin(key)
+        entry = None if key in self._fills.running else self._cache.find(key)
         self.counters.hits += is_new and entry is not None
         self.counters.misses += is_new and entry is None
-        disk = self._store.disk
+        disk = self._cache.disk
         if entry is None:
             self._fills.start(session.view.job(piece))
-            return Lease(piece, disk.id, disk.relative_path(key), is_pending=True)
-        return Lease(piece, disk.id, disk.relative_path(key), entry.inode, entry.size)
+            return Lease(piece, disk.id, piece_path(key), is_pending=True)
+        return Lease(piece, disk.id, piece_path(key), entry.inode, entry.size)
 
     def _set(self, session: Session, progress: Progress) -> None:
         self.get(session.id)

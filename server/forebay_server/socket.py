@@ -15,6 +15,7 @@ from pathlib import Path
 import grpc.aio
 
 from forebay_core.errors import ConfigurationError
+from forebay_core.node_layout import socket_lock
 from forebay_server.locks import HeldLock, hold
 
 
@@ -30,7 +31,7 @@ class SocketPlace:
     def claim(cls, path: Path, group: str | None = None) -> "SocketPlace":
         """Makes the directory (0750) and takes the lock. Raises `AlreadyRunning`, `ConfigurationError`."""
         _make_directory(path.parent, group)
-        lock = hold(Path(f"{path}.lock"), f"the socket {path}")
+        lock = hold(socket_lock(path), f"the socket {path}")
         try:
             _remove_stale(path)
         except BaseException:

@@ -2,15 +2,20 @@
 when.
 
 A view turns piece numbers into jobs and keys and back. Keys are digests, so those of a large dataset are computed in a
-thread after the first session opens; single ones are computed when they are asked for. Arrays by piece number say what
-is in the cache and when it is needed next. Everything but the computation of keys happens on the event loop.
+thread after the first session opens; single ones are computed when they are asked for. Until that is done some pieces
+in the cache cannot be told from those of nobody, and `Views.seconds` says so. Arrays by piece number say what is in the
+cache, what cannot be filled, and what is needed when. Everything but the computation of keys happens on the event loop.
 """
 
 import asyncio
+import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Protocol
 
@@ -18,20 +23,23 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay_core.errors import ConfigurationError
-from forebay_core.identity import piece_key
+from forebay_core.filesystems import filesystem_type, is_network
+from forebay_core.identity import SourceIdentity
 from forebay_core.manifest import Manifest
+from forebay_server.concurrency import end_all
 from forebay_server.fill import Job
-from forebay_server.mounts import filesystem_type, is_network
 from forebay_server.needs import Progress, Seconds, next_use
-from forebay_server.stores import Stores
+from forebay_server.sources.registry import Stores
 
-#: Keys are computed in the background, and leave most of the time to whoever waits for a first batch.
-_SLICE = 2000
-_PAUSE_SECONDS = 0.03
+_log = logging.getLogger(__name__)
+#: Keys are computed in the background, so many at a time, with pauses of so many times what that took: most of the time
+#: is left to whoever waits for a first batch.
+_SLICE = 1000
+_PAUSES = 3
 
 
 class OpenedDataset(Protocol):
-    """What a view is made over (`forebay_server.manifests.OpenedDataset`)."""
+    """What a view is made over (`forebay_server.sources.manifests.OpenedDataset`)."""
 
     @property
     def dataset_id(self) -> str: ...
@@ -62,7 +70,10 @@ class View:
         self.progress: dict[str, Progress] = {}
         #: By piece: whether the cache has it, as far as the keys are computed.
         self.there: npt.NDArray[np.bool_] = np.zeros(self.manifest.pieces, np.bool_)
-        self.is_indexed = asyncio.Event()
+        #: By piece: whether its last fill failed. No prefetch tries it again.
+        self.failed: npt.NDArray[np.bool_] = np.zeros(self.manifest.pieces, np.bool_)
+        #: False while keys are still being computed.
+        self.is_indexed = False
         self._stores = stores
         self._holds = holds
         self._keys: list[str | None] = [None] * self.manifest.pieces
@@ -91,20 +102,31 @@ class View:
         return Job(self.key(piece), self.manifest.root, found, self.columns, self.manifest.format, url)
 
     def arrived(self, key: str, is_there: bool) -> None:
-        """Takes in what the store says of a key."""
+        """Takes in what the cache says of a key."""
         piece = self._piece_of.get(key)
         if piece is not None:
             self.there[piece] = is_there
+            self.failed[piece] = False
+
+    def ended(self, key: str, *, has_failed: bool) -> None:
+        """Takes in how the fill of a key ended."""
+        piece = self._piece_of.get(key)
+        if piece is not None:
+            self.failed[piece] = has_failed
 
     async def index(self) -> None:
         """Computes all keys, in slices, in a thread, with pauses."""
         for start in range(0, len(self._keys), _SLICE):
+            began = time.monotonic()
             stop = min(start + _SLICE, len(self._keys))
             keys = await asyncio.to_thread(self._compute, range(start, stop))
             for piece, key in zip(range(start, stop), keys, strict=True):
                 self._learn(piece, key)
-            await asyncio.sleep(_PAUSE_SECONDS)
-        self.is_indexed.set()
+            await asyncio.sleep(_PAUSES * (time.monotonic() - began))
+
+    def pieces_of(self, keys: Sequence[str]) -> npt.NDArray[np.int64]:
+        """The piece of each key; -1 where the view has none, or does not know it yet. On any thread."""
+        return np.fromiter((self._piece_of.get(key, -1) for key in keys), np.int64, len(keys))
 
     def update(self, session: str, progress: Progress | None) -> None:
         """Takes in a session's needs and position; None: it is gone."""
@@ -121,8 +143,8 @@ class View:
         return self._next_use
 
     def soonest(self, limit: int) -> Iterator[tuple[float, int]]:
-        """The pieces that are needed and not there, at most `limit`, as (seconds, piece), soonest first."""
-        seconds = np.where(self.there, np.inf, self.next_use())
+        """The pieces that are needed, not there and not failed, at most `limit`, as (seconds, piece), soonest first."""
+        seconds = np.where(self.there | self.failed, np.inf, self.next_use())
         pieces = np.argpartition(seconds, limit)[:limit] if limit < len(seconds) else np.arange(len(seconds))
         for piece in pieces[np.argsort(seconds[pieces], kind="stable")]:
             if not np.isfinite(seconds[piece]):
@@ -161,63 +183,48 @@ class View:
 
     def _compute(self, pieces: range) -> list[str]:
         """The keys of a run of pieces. On any thread."""
-        manifest, form = self.manifest, self.manifest.format
-        run = slice(pieces.start, pieces.stop)
-        columns = () if form.ignores_columns() else self.columns
+        manifest, run = self.manifest, slice(pieces.start, pieces.stop)
         arrays = (manifest.piece_object, manifest.piece_start, manifest.piece_stop)
         units = (manifest.piece_first_unit, manifest.piece_units)
-        keys, known, source = [], -1, _Source("", "", "", "", b"", "")
-        for index, start, stop, first_unit, count in zip(*(a[run].tolist() for a in (*arrays, *units)), strict=True):
-            if index != known:
-                known, source = index, self._source(index)
-            key = piece_key(
-                scheme=source.scheme,
-                endpoint=source.endpoint,
-                account=source.account,
-                bucket=source.bucket,
-                key=source.key,
-                version=source.version,
-                start=start,
-                stop=stop,
-                first_unit=first_unit,
-                units=count,
-                columns=columns,
-                layout=form.layout,
-            )
-            keys.append(key)
+        keys: list[str] = []
+        for index, group in groupby(zip(*(a[run].tolist() for a in (*arrays, *units)), strict=True), itemgetter(0)):
+            source = self._source(index)
+            keys += (source.piece_key(*piece) for _, *piece in group)
         return keys
 
-    def _source(self, index: int) -> "_Source":
-        obj = self.manifest.objects.info(index)
+    def _source(self, index: int) -> SourceIdentity:
+        obj, form = self.manifest.objects.info(index), self.manifest.format
         target = self._stores.target(self.manifest.root, obj.key)
-        store, key = target.store, target.key.encode("utf-8", "surrogateescape")
-        return _Source(store.scheme, store.endpoint, store.account, store.bucket, key, obj.version)
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """An object as the identity of its pieces has it."""
-
-    scheme: str
-    endpoint: str
-    account: str
-    bucket: str
-    key: bytes
-    version: str
+        store = target.store
+        return SourceIdentity(
+            scheme=store.scheme,
+            endpoint=store.endpoint,
+            account=store.account,
+            bucket=store.bucket,
+            key=target.key.encode("utf-8", "surrogateescape"),
+            version=obj.version,
+            columns=() if form.ignores_columns() else self.columns,
+            layout=form.layout,
+        )
 
 
 @dataclass(slots=True)
 class Views:
-    """The views that sessions have open; the store's `NextUse`."""
+    """The views that sessions have open; the cache's `NextUse`."""
 
     stores: Stores
     holds: Callable[[str], bool] = lambda _key: False
     _open: dict[tuple[str, tuple[str, ...]], View] = field(default_factory=dict)
-    _indexing: set["asyncio.Task[None]"] = field(default_factory=set)
+    _indexing: "dict[View, asyncio.Task[None]]" = field(default_factory=dict)
+    _listeners: list[Callable[[], None]] = field(default_factory=list)
     _version: int = 0
 
     def __iter__(self) -> Iterator[View]:
         return iter(self._open.values())
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Calls `listener()` each time that all keys of a view have come to be known, from now on."""
+        self._listeners.append(listener)
 
     def open(self, opened: OpenedDataset, columns: Sequence[str]) -> View:
         """The view of a dataset with these columns; none given: all. Raises `ColumnNotFound`."""
@@ -226,18 +233,24 @@ class Views:
         if key not in self._open:
             view = self._open[key] = View(opened, names, self.stores, self.holds)
             task = asyncio.get_running_loop().create_task(view.index(), name="piece keys")
-            self._indexing.add(task)
-            task.add_done_callback(self._indexing.discard)
+            self._indexing[view] = task
+            task.add_done_callback(lambda done: self._indexed(view, done))
         return self._open[key]
 
     def close(self, view: View) -> None:
         """Forgets a view that no session reads any more."""
         if not view.progress:
             self._open.pop((view.opened.dataset_id, view.columns), None)
+            if task := self._indexing.get(view):
+                task.cancel()
 
     def arrived(self, key: str, is_there: bool) -> None:
         for view in self:
             view.arrived(key, is_there)
+
+    def ended(self, key: str, *, has_failed: bool) -> None:
+        for view in self:
+            view.ended(key, has_failed=has_failed)
 
     @property
     def version(self) -> int:
@@ -248,25 +261,33 @@ class Views:
         view.update(session, progress)
         self._version += has_other_needs
 
-    async def seconds(self) -> Mapping[str, float]:
-        by_view: list[tuple[View, list[int], list[float]]] = []
-        for view in list(self):
-            await view.is_indexed.wait()
-            seconds = view.next_use()
-            pieces = np.flatnonzero(view.there & np.isfinite(seconds))
-            by_view.append((view, pieces.tolist(), seconds[pieces].tolist()))
-        return await asyncio.to_thread(_soonest, by_view)
+    async def seconds(self, keys: Sequence[str]) -> list[float | None]:
+        views = [(view, view.next_use()) for view in self]
+        is_whole = all(view.is_indexed for view, _ in views)
+        return await asyncio.to_thread(_soonest, views, keys, is_whole)
 
     async def end(self) -> None:
-        for task in list(self._indexing):
-            task.cancel()
-        await asyncio.gather(*self._indexing, return_exceptions=True)
+        await end_all(list(self._indexing.values()))
+
+    def _indexed(self, view: View, task: "asyncio.Task[None]") -> None:
+        del self._indexing[view]
+        view.is_indexed = True  # also after a failure: room must be made all the same
+        self._version += 1
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("the keys of %s cannot be computed: %s", view.manifest.root, error, exc_info=error)
+        for listener in self._listeners:
+            listener()
 
 
-def _soonest(by_view: list[tuple[View, list[int], list[float]]]) -> dict[str, float]:
-    merged: dict[str, float] = {}
-    for view, pieces, seconds in by_view:
-        for piece, second in zip(pieces, seconds, strict=True):
-            key = view.key(piece)
-            merged[key] = min(merged.get(key, second), second)
-    return merged
+def _soonest(views: Sequence[tuple[View, Seconds]], keys: Sequence[str], is_whole: bool) -> list[float | None]:
+    soonest = np.full(len(keys), np.inf)
+    is_known = np.full(len(keys), is_whole)
+    for view, seconds in views:
+        pieces = view.pieces_of(keys)
+        known = pieces >= 0
+        soonest[known] = np.minimum(soonest[known], seconds[pieces[known]])
+        is_known |= known
+    result: list[float | None] = soonest.tolist()
+    for place in np.flatnonzero(is_known & np.isinf(soonest)):
+        result[place] = None
+    return result

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from forebay.address import SOCKET_PATH_BYTES, Address, identity, resolve
+from forebay.address import Address, identity, resolve
 from forebay_core.errors import ConfigurationError
+from forebay_core.node_layout import SOCKET_PATH_BYTES
 
 ABSENT = Path("/nonexistent/forebay.sock")
 

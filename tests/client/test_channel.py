@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,47 @@ def test_a_call_that_outlasts_the_patience_of_a_fork_is_made_again(server: Path,
     channels.before_fork()
     channels.after_fork()
     assert answers == ["forked", f"sleep:{seconds}"]
+
+
+def test_no_call_gets_in_while_one_of_two_threads_that_fork_at_once_still_forks(home: Path) -> None:
+    channels = channel.Channels()
+    happened: list[str] = []
+    first_has_cancelled, first_has_forked = threading.Event(), threading.Event()
+
+    def call_until_cancelled() -> None:
+        with suppress(channel.Forked), channels.channel(home / "nobody") as opened:
+            bound = opened.unary_unary(
+                "/x",
+                request_serializer=pb.OpenDatasetRequest.SerializeToString,
+                response_deserializer=pb.OpenDatasetResponse.FromString,
+            )
+            bound(pb.OpenDatasetRequest(), wait_for_ready=True, timeout=20)
+        first_has_cancelled.set()
+
+    def fork_first() -> None:
+        channels.before_fork()
+        channels.after_fork()
+        first_has_forked.set()
+
+    def fork_second() -> None:
+        channels.before_fork()
+        happened.append("forked")
+        channels.after_fork()
+
+    def call() -> None:
+        first_has_forked.wait(20)
+        with channels.channel(home / "nobody"):
+            happened.append("called")
+
+    with channels.channel(home / "another"):  # does not end however often it is cancelled, so both forks wait for it
+        threads = [threading.Thread(target=run) for run in (call_until_cancelled, fork_first, call)]
+        for thread in threads:
+            thread.start()
+        assert first_has_cancelled.wait(20)
+        threads.append(threading.Thread(target=fork_second))
+        threads[-1].start()
+        for thread in threads:
+            thread.join(20)
+    channels.before_fork()
+    channels.after_fork()
+    assert happened == ["forked", "called"]

@@ -3,12 +3,14 @@
 import os
 import pickle
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from forebay.daemon_client import DaemonClient
-from forebay.mounts import Mounts
+from forebay.disks import Disks
+from forebay.session import Session
 from forebay_core.errors import (
     ConfigurationError,
     DaemonError,
@@ -25,19 +27,22 @@ def test_a_dataset_is_opened_and_its_manifest_is_a_file_here(home: Path) -> None
     with daemon(home) as running:
         client = DaemonClient(str(running.socket))
         opened = client.open_dataset([str(home / "data")])
-        assert opened.manifest_path.is_file()
+        found = opened.manifest_path.stat()
+        assert (opened.inode, opened.size_bytes) == (found.st_ino, found.st_size)
         assert client.open_dataset([str(home / "data")]) == opened
 
 
 def test_the_daemons_errors_arrive_with_their_class(home: Path) -> None:
+    write_parquet(home / "data", shards=2)
     with daemon(home) as running:
         client = DaemonClient(str(running.socket))
+        unknown = replace(client.open_dataset([str(home / "data")]), dataset_id="no such dataset")
         with pytest.raises(UnknownScheme):
             client.open_dataset(["gopher://x/y"])
         with pytest.raises(SourceNotFound):
             client.open_dataset([str(home / "nothing")])
         with pytest.raises(ConfigurationError):
-            client.open_session("no such dataset", [], "test")
+            Session(client, unknown, [], "test")
         assert client.status().sessions == ()
 
 
@@ -88,22 +93,22 @@ def test_a_disk_is_found_by_its_id_and_not_by_its_path(home: Path) -> None:
     (home / "stale" / "disk-id").write_text("another\n")
     (home / "here").mkdir()
     (home / "here" / "disk-id").write_text("mine\n")
-    mounts = Mounts({"FOREBAY_CACHE_DIR": f"{home}/here:10GiB"})
-    mounts.learn([("mine", str(home / "stale"))])
-    assert mounts.locate("mine", "pieces/x") == home / "here" / "pieces/x"
-    assert mounts.locate("", "/data/x") == Path("/data/x")
+    disks = Disks({"FOREBAY_CACHE_DIR": f"{home}/here:10GiB"})
+    disks.learn([("mine", str(home / "stale"))])
+    assert disks.locate("mine", "pieces/x") == home / "here" / "pieces/x"
+    assert disks.locate("", "/data/x") == Path("/data/x")
 
 
 def test_a_disk_that_is_not_visible_here_is_an_error_that_names_both_places(home: Path) -> None:
-    mounts = Mounts({"FOREBAY_CACHE_DIR": f"{home}/b"})
-    mounts.learn([("mine", f"{home}/a")])
+    disks = Disks({"FOREBAY_CACHE_DIR": f"{home}/b"})
+    disks.learn([("mine", f"{home}/a")])
     with pytest.raises(DaemonError, match=f"{home}/a, {home}/b"):
-        mounts.locate("mine", "x")
+        disks.locate("mine", "x")
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "pieces/../../x"])
 def test_a_path_outside_of_the_disk_is_refused(home: Path, path: str) -> None:
     (home / "disk-id").write_text("mine")
-    mounts = Mounts({"FOREBAY_CACHE_DIR": str(home)})
+    disks = Disks({"FOREBAY_CACHE_DIR": str(home)})
     with pytest.raises(DaemonError, match="not below its disk"):
-        mounts.locate("mine", path)
+        disks.locate("mine", path)

@@ -30,7 +30,7 @@ def data(home: Path) -> Path:
 @contextmanager
 def opened(socket: Path, data: Path) -> Iterator[tuple[DaemonClient, Session]]:
     client = DaemonClient(str(socket), reconnect_seconds=60)
-    session = client.open_session(client.open_dataset([str(data)]).dataset_id, ["id"], "test")
+    session = Session(client, client.open_dataset([str(data)]), ["id"], "test")
     try:
         yield client, session
     finally:
@@ -87,7 +87,7 @@ def test_wrong_requests_are_refused_and_the_session_lives_on(home: Path, data: P
         with pytest.raises(ConfigurationError):
             session.acquire([SHARDS])
         with pytest.raises(ColumnNotFound):
-            client.open_session(client.open_dataset([str(data)]).dataset_id, ["no such"], "test")
+            Session(client, client.open_dataset([str(data)]), ["no such"], "test")
         with pytest.raises(ValueError, match="unequal"):
             session.publish(np.arange(2), np.arange(1), np.arange(2))
         assert session.acquire([]) == []
@@ -96,7 +96,7 @@ def test_wrong_requests_are_refused_and_the_session_lives_on(home: Path, data: P
 def test_a_killed_daemon_that_is_started_again_gets_the_whole_session_back(home: Path, data: Path) -> None:
     with daemon(home) as first:
         client = DaemonClient(str(first.socket), reconnect_seconds=60)
-        session = client.open_session(client.open_dataset([str(data)]).dataset_id, ["id"], "test")
+        session = Session(client, client.open_dataset([str(data)]), ["id"], "test")
         publish_all(session)
         session.report(150, 5.0)
         await_files(session.acquire([0, 1, 2]))
@@ -117,23 +117,28 @@ def test_a_killed_daemon_that_is_started_again_gets_the_whole_session_back(home:
 def test_a_daemon_that_came_back_without_its_cache_is_given_the_dataset_again(home: Path, data: Path) -> None:
     with daemon(home) as first:
         client = DaemonClient(str(first.socket), reconnect_seconds=60)
-        session = client.open_session(client.open_dataset([str(data)]).dataset_id, ["id"], "test")
+        session = Session(client, client.open_dataset([str(data)]), ["id"], "test")
     with daemon(home, "--cache-dir", str(home / "other-cache")):
         await_files(session.acquire([0]))
         assert only_session(client).leases == 1
         session.close()
 
 
-def test_a_heartbeat_does_not_raise_without_a_daemon_and_heals_a_lost_session(home: Path, data: Path) -> None:
+def test_reports_and_releases_neither_raise_nor_register_a_lost_session_and_the_next_lease_does(
+    home: Path, data: Path
+) -> None:
     with daemon(home) as first:
         client = DaemonClient(str(first.socket), reconnect_seconds=60)
-        session = client.open_session(client.open_dataset([str(data)]).dataset_id, ["id"], "test")
+        session = Session(client, client.open_dataset([str(data)]), ["id"], "test")
     session.report(7)
     session.release([0])
     with daemon(home):
         client.status()
         session.report(9)
-        assert only_session(client).position == 9
+        session.release([0])
+        assert client.status().sessions == ()
+        session.acquire([1])
+        assert (only_session(client).position, only_session(client).leases) == (9, 1)
         session.close()
         assert client.status().sessions == ()
 
@@ -141,7 +146,7 @@ def test_a_heartbeat_does_not_raise_without_a_daemon_and_heals_a_lost_session(ho
 def test_closing_is_idempotent_and_silent_without_a_daemon(home: Path, data: Path) -> None:
     with daemon(home) as running:
         client = DaemonClient(str(running.socket), reconnect_seconds=60)
-        session = client.open_session(client.open_dataset([str(data)]).dataset_id, [], "test")
+        session = Session(client, client.open_dataset([str(data)]), [], "test")
     session.close()
     session.close()
     with pytest.raises(DaemonError, match="closed"):
@@ -173,8 +178,9 @@ def test_threads_may_lease_and_report_at_once(home: Path, data: Path) -> None:
 FORKING = """
 import os, sys
 from forebay.daemon_client import DaemonClient
+from forebay.session import Session
 client = DaemonClient(sys.argv[1])
-session = client.open_session(client.open_dataset([sys.argv[2]]).dataset_id, ["id"], "forking")
+session = Session(client, client.open_dataset([sys.argv[2]]), ["id"], "forking")
 session.acquire([0])
 pid = os.fork()
 if pid == 0:

@@ -14,6 +14,7 @@ from forebay_core.formats.base import (
     ObjectInfo,
     Piece,
     PieceReader,
+    Sink,
     Steps,
 )
 from forebay_core.formats.columns import column_of
@@ -58,7 +59,7 @@ class Stored:
 
 
 def cut(kind: Format, stored: Stored) -> ObjectCut:
-    return stored.drive(kind.cut(stored.info))
+    return kind.cut(stored.info, stored.drive(kind.prepare(stored.info)))
 
 
 def pieces(stored: Stored, made: ObjectCut) -> list[Piece]:
@@ -67,9 +68,12 @@ def pieces(stored: Stored, made: ObjectCut) -> list[Piece]:
 
 def localised(kind: Format, stored: Stored, piece: Piece, columns: Sequence[str]) -> bytes:
     local = bytearray()
-    localiser = stored.drive(kind.localise(piece, columns, local.extend))
-    stored.push(localiser)
+    stored.push(begin_fill(kind, stored, piece, columns, local.extend))
     return bytes(local)
+
+
+def begin_fill(kind: Format, stored: Stored, piece: Piece, columns: Sequence[str], sink: Sink) -> Localiser:
+    return kind.localise(piece, columns, sink, stored.drive(kind.prepare(stored.info)))
 
 
 def columns_of(made: ObjectCut, names: Sequence[str] | None = None) -> dict[str, Column]:

@@ -14,7 +14,7 @@ import pytest
 from forebay_core.errors import BadObject, ColumnNotFound, ConfigurationError
 from forebay_core.formats import Parquet, Tokens, from_spec
 from forebay_core.formats.base import Format, PieceReader
-from tests.contracts.formats import Stored, columns_of, cut, localised, pieces, readers
+from tests.contracts.formats import Stored, begin_fill, columns_of, cut, localised, pieces, readers
 
 ROWS = 1000
 Expected = dict[str, list[Any]]
@@ -173,7 +173,7 @@ def test_a_piece_that_is_short_of_bytes_is_refused_at_the_end(case: Case) -> Non
     stored = case.stored()
     made = cut(case.format, stored)
     piece = pieces(stored, made)[0]
-    localiser = stored.drive(case.format.localise(piece, made.schema.names, lambda chunk: None))
+    localiser = begin_fill(case.format, stored, piece, made.schema.names, lambda chunk: None)
     localiser.write(stored.fetch(localiser.ranges[0])[:-1])
     with pytest.raises(BadObject, match="a/"):
         localiser.finish()
@@ -188,7 +188,7 @@ def test_an_error_of_the_sink_is_passed_on_as_it_is(case: Case) -> None:
 
     stored = case.stored()
     made = cut(case.format, stored)
-    localiser = stored.drive(case.format.localise(pieces(stored, made)[0], made.schema.names, full))
+    localiser = begin_fill(case.format, stored, pieces(stored, made)[0], made.schema.names, full)
     with pytest.raises(DiskFull):
         stored.push(localiser)
 

@@ -72,7 +72,7 @@ def test_a_change_of_the_contract_alone_would_be_seen(tmp_path: Path, before: st
 def test_the_generated_stubs_are_those_of_the_services_methods(contract: descriptor_pb2.FileDescriptorProto) -> None:
     [service] = contract.service
     with grpc.insecure_channel("unix:/nobody") as channel:
-        stub = daemon_pb2_grpc.DaemonServiceStub(channel)
+        stub = daemon_pb2_grpc.DaemonServiceStub(channel)  # type: ignore[no-untyped-call]
     methods = {method.name for method in service.method}
     assert {name for name in vars(stub) if not name.startswith("_")} == methods
     servicer = daemon_pb2_grpc.DaemonServiceServicer

@@ -1,5 +1,7 @@
 """Which pieces make room."""
 
+import math
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,6 +41,13 @@ def test_a_prefetch_only_takes_the_room_of_what_is_needed_later_than_itself() ->
     assert victims(cache, 30, before=7) is None
 
 
+def test_what_nobody_can_say_of_yet_goes_after_the_unneeded_before_the_needed_and_for_no_prefetch() -> None:
+    cache = [_piece("late", 100), _piece("unknown", math.inf), _piece("unneeded", last=9)]
+    assert victims(cache, 30) == ["unneeded", "unknown", "late"]
+    assert victims(cache, 20, before=7) == ["unneeded", "late"]
+    assert victims(cache, 30, before=7) is None
+
+
 def test_an_empty_cache_gives_nothing() -> None:
     assert victims([], 1) is None
 
@@ -48,7 +57,7 @@ _residents = st.lists(
         Resident,
         key=st.uuids().map(str),
         bytes=st.integers(0, 20),
-        next_use=st.none() | st.integers(0, 9).map(float),
+        next_use=st.none() | st.integers(0, 9).map(float) | st.just(math.inf),
         last_used=st.integers(0, 9).map(float),
         held=st.booleans(),
     ),
@@ -60,9 +69,11 @@ _residents = st.lists(
 def test_the_choice_is_a_shortest_beginning_of_the_order(
     cache: list[Resident], needed: int, before: float | None
 ) -> None:
-    free = [r for r in cache if not r.held and (r.next_use is None or before is None or r.next_use > before)]
+    free = [r for r in cache if not r.held and (r.next_use is None or before is None or before < r.next_use < math.inf)]
     unneeded = sorted((r for r in free if r.next_use is None), key=lambda r: (r.last_used, r.key))
-    needed_later = sorted((r for r in free if r.next_use is not None), key=lambda r: (-(r.next_use or 0), r.key))
+    needed_later = sorted(
+        (r for r in free if r.next_use is not None), key=lambda r: (-(r.next_use or 0), r.last_used, r.key)
+    )
     order = unneeded + needed_later
     enough = (count for count in range(len(order) + 1) if sum(r.bytes for r in order[:count]) >= needed)
     count = next(enough, None)

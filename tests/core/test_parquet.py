@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import io
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from forebay_core.errors import BadObject, ColumnNotFound
 from forebay_core.formats import Parquet
 from forebay_core.formats.base import ByteRange
 from forebay_core.formats.parquet import ParquetLocaliser
-from tests.contracts.formats import Stored, columns_of, cut, localised, pieces, readers
+from tests.contracts.formats import Stored, begin_fill, columns_of, cut, localised, pieces, readers
 
 KEY = "train/part-0.parquet"
 
@@ -85,6 +86,29 @@ def test_files_of_other_writers_give_what_pyarrow_gives(options: dict[str, Any],
     assert _rows(Parquet(piece_bytes=3000), stored) == pq.read_table(io.BytesIO(stored.data)).to_pydict()
 
 
+def test_a_wide_file_is_prepared_for_a_fill_in_a_moment() -> None:
+    columns = [f"column_{i}" for i in range(2000)]
+    stored = _stored(pa.table({name: np.arange(2, dtype=np.float32) for name in columns}))
+    [piece] = pieces(stored, cut(Parquet(), stored))
+    prepared = stored.drive(Parquet().prepare(stored.info))
+    start = time.process_time()
+    localiser = Parquet().localise(piece, columns, lambda chunk: None, prepared)
+    assert time.process_time() - start < 0.5
+    assert localiser.ranges
+
+
+def test_what_a_localiser_will_hold_in_memory_is_said_before_it_holds_anything() -> None:
+    stored = _stored(_mixed(500), row_group_size=120)
+    [piece] = pieces(stored, cut(Parquet(), stored))
+    footer = pq.read_metadata(io.BytesIO(stored.data))
+    sizes = [
+        ParquetLocaliser(footer, piece, names, lambda chunk: None, whole_bytes=whole_bytes, batch_bytes=1).memory_bytes
+        for names, whole_bytes in ((["i8"], 1 << 30), (["i8", "word"], 1 << 30), (["i8", "word"], 0))
+    ]
+    assert sizes[0] > 2 * 500
+    assert sizes[0] < sizes[1] > sizes[2], "in batches it holds no more than a batch"
+
+
 @pytest.mark.parametrize("whole_bytes", [0, 1 << 30], ids=["in batches", "whole"])
 def test_a_piece_too_large_for_memory_is_written_in_batches_and_reads_the_same(whole_bytes: int) -> None:
     table = _mixed(500)
@@ -135,7 +159,7 @@ def test_only_the_bytes_of_the_wanted_columns_are_fetched() -> None:
     stored = _stored(pa.table(wide), compression="none", use_dictionary=False)
     made = cut(Parquet(piece_bytes=1 << 30), stored)
     [piece] = pieces(stored, made)
-    localiser = stored.drive(Parquet().localise(piece, ["c3", "c0"], lambda chunk: None))
+    localiser = begin_fill(Parquet(), stored, piece, ["c3", "c0"], lambda chunk: None)
     assert len(localiser.ranges) == 2
     assert sum(wanted.length for wanted in localiser.ranges) < 0.52 * len(stored.data)
 
@@ -151,7 +175,7 @@ def test_a_column_that_the_file_lacks_is_not_found_and_the_shard_is_named() -> N
     stored = _stored(_mixed(10))
     [piece] = pieces(stored, cut(Parquet(), stored))
     with pytest.raises(ColumnNotFound, match=r"train/part-0\.parquet.*'nowhere'.*word"):
-        stored.drive(Parquet().localise(piece, ["i8", "nowhere"], lambda chunk: None))
+        begin_fill(Parquet(), stored, piece, ["i8", "nowhere"], lambda chunk: None)
 
 
 def test_repeated_text_stays_dictionary_encoded_and_unique_text_does_not() -> None:
@@ -275,15 +299,6 @@ def test_a_footer_longer_than_the_suffix_is_read_exactly() -> None:
     assert stored.asked == [ByteRange(size - (64 << 10), size), ByteRange(size - footer, size)]
 
 
-def test_the_footer_is_asked_for_by_the_same_ranges_when_cutting_and_filling() -> None:
-    stored = _stored(_mixed(10))
-    made = cut(Parquet(), stored)
-    asked = list(stored.asked)
-    stored.asked.clear()
-    stored.drive(Parquet().localise(pieces(stored, made)[0], ["i8"], lambda chunk: None))
-    assert stored.asked == asked
-
-
 def _flip(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
 
@@ -336,4 +351,4 @@ def test_a_manifest_of_an_older_file_is_refused_by_what_the_footer_says() -> Non
     old, new = _stored(pa.table({"x": range(100)}), row_group_size=10), _stored(pa.table({"x": range(30)}))
     piece = pieces(new, cut(Parquet(), old))[0]
     with pytest.raises(BadObject, match="row groups 0 to 9"):
-        new.drive(Parquet().localise(piece, ["x"], lambda chunk: None))
+        begin_fill(Parquet(), new, piece, ["x"], lambda chunk: None)

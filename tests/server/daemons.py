@@ -34,12 +34,14 @@ class Client:
 
     def __init__(self, socket: Path) -> None:
         self.channel = grpc.insecure_channel(f"unix:{socket}")
-        self.stub = daemon_pb2_grpc.DaemonServiceStub(self.channel)
+        self.stub = daemon_pb2_grpc.DaemonServiceStub(self.channel)  # type: ignore[no-untyped-call]
         self.health = health_pb2_grpc.HealthStub(self.channel)
 
     def open(self, urls: Sequence[str], format_spec: Mapping[str, object] | None = None) -> pb.OpenDatasetResponse:
         format_json = json.dumps(format_spec) if format_spec else ""
-        return self.stub.OpenDataset(pb.OpenDatasetRequest(urls=urls, format_json=format_json), timeout=CALL_SECONDS)
+        request = pb.OpenDatasetRequest(urls=urls, format_json=format_json)
+        answer: pb.OpenDatasetResponse = self.stub.OpenDataset(request, timeout=CALL_SECONDS)
+        return answer
 
     def session(self, dataset_id: str, columns: Sequence[str] = ()) -> str:
         request = pb.OpenSessionRequest(dataset_id=dataset_id, columns=columns, label="test", process_id=1)
@@ -66,7 +68,8 @@ class Client:
         self.stub.Release(pb.ReleaseRequest(session_id=session, pieces=pieces), timeout=CALL_SECONDS)
 
     def status(self) -> pb.GetStatusResponse:
-        return self.stub.GetStatus(pb.GetStatusRequest(), timeout=CALL_SECONDS)
+        answer: pb.GetStatusResponse = self.stub.GetStatus(pb.GetStatusRequest(), timeout=CALL_SECONDS)
+        return answer
 
     def is_serving(self) -> bool:
         answer = self.health.Check(health_pb2.HealthCheckRequest(service=""), timeout=CALL_SECONDS)

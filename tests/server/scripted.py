@@ -2,17 +2,16 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from forebay_core.formats import Tokens
-from forebay_core.formats.base import Buffer, ByteRange, Cut, Format, Localiser, ObjectInfo, Piece, Sink, Steps, T
+from forebay_core.formats.base import Buffer, ByteRange, Cut, Format, Localiser, ObjectInfo, Piece, Prepared, Sink
+from forebay_server.cache.cache import Cache
 from forebay_server.cache.capacity import Ledger
 from forebay_server.cache.disk import CacheDisk, room_for
-from forebay_server.cache.index import Index
-from forebay_server.cache.store import Store
 from forebay_server.fill import Fills, Job
 
 FORMAT = Tokens(sequence_length=16, dtype="int32")
@@ -25,14 +24,14 @@ class Swelling(Tokens):
 
     factor: int = 4
 
-    def localise(self, piece: Piece, columns: Sequence[str], sink: Sink) -> Steps[Localiser]:
-        yield from ()
+    def localise(self, piece: Piece, columns: Sequence[str], sink: Sink, prepared: Prepared) -> Localiser:
         return _Swell(piece, sink, self.factor)
 
 
 class _Swell:
     def __init__(self, piece: Piece, sink: Sink, factor: int) -> None:
-        self.ranges = [ByteRange(piece.cut.start, piece.cut.stop)]
+        self.ranges: Sequence[ByteRange] = [ByteRange(piece.cut.start, piece.cut.stop)]
+        self.memory_bytes = piece.cut.stop - piece.cut.start
         self._sink, self._factor, self._data = sink, factor, bytearray()
 
     def write(self, chunk: Buffer) -> None:
@@ -55,11 +54,13 @@ class ManualClock:
 
 @dataclass
 class ScriptedReader:
-    """Remote objects in memory. Streams stop at `gate` after their first byte, and fail as `failures` says."""
+    """Remote objects in memory. Streams stop at `gate` after their first byte, and fail as `failures` says; what is to
+    be known of an object stops at its gate of `prepare_gates`, if it has one."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
     failures: dict[str, list[Exception]] = field(default_factory=dict)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
+    prepare_gates: dict[str, asyncio.Event] = field(default_factory=dict)
     chunk_bytes: int = 4096
     streams: list[str] = field(default_factory=list)
     started: asyncio.Event = field(default_factory=asyncio.Event)
@@ -67,14 +68,16 @@ class ScriptedReader:
     def __post_init__(self) -> None:
         self.gate.set()
 
-    async def drive(self, source_root: str, obj: ObjectInfo, steps: Steps[T]) -> T:
-        answer: list[Buffer] | None = None
+    async def prepare(self, root: str, obj: ObjectInfo, format: Format) -> Prepared:
+        if obj.key in self.prepare_gates:
+            await self.prepare_gates[obj.key].wait()
+        steps, answer = format.prepare(obj), None
         while True:
             try:
-                ranges = next(steps) if answer is None else steps.send(answer)
+                ranges = steps.send(answer)  # type: ignore[arg-type]
             except StopIteration as stop:
-                result: T = stop.value
-                return result
+                prepared: Prepared = stop.value
+                return prepared
             answer = [self.objects[obj.key][part.start : part.stop] for part in ranges]
 
     async def stream(
@@ -98,8 +101,8 @@ class ScriptedNeeds:
     by_key: dict[str, float] = field(default_factory=dict)
     version: int = 0
 
-    async def seconds(self) -> Mapping[str, float]:
-        return self.by_key
+    async def seconds(self, keys: Sequence[str]) -> list[float | None]:
+        return [self.by_key.get(key) for key in keys]
 
 
 def content(number: int, size: int) -> bytes:
@@ -109,10 +112,10 @@ def content(number: int, size: int) -> bytes:
 
 @dataclass
 class Rig:
-    """A store and its fills over a real directory."""
+    """A cache and its fills over a real directory."""
 
     disk: CacheDisk
-    store: Store
+    cache: Cache
     fills: Fills
     reader: ScriptedReader
     needs: ScriptedNeeds
@@ -158,26 +161,29 @@ async def rig(
     *,
     capacity: int = 1 << 30,
     room_wait_seconds: float = 30.0,
+    memory_bytes: int = 1 << 30,
+    load: bool = True,
     reconcile: bool = True,
     free_bytes: Callable[[], int] = lambda: 1 << 40,
 ) -> AsyncIterator[Rig]:
-    """A store over `root`, reconciled, and drained at the end."""
+    """A cache over `root`, loaded and reconciled, and drained at the end."""
     with claimed(root) as disk:
         clock, needs, reader = ManualClock(), ScriptedNeeds(), ScriptedReader()
-        store = Store(
+        cache = Cache(
             disk,
-            Index.open(disk.index),
             Ledger(capacity, 0, free_bytes),
             needs=needs,
             clock=clock,
             room_wait_seconds=room_wait_seconds,
         )
-        fills = Fills(store, reader, clock=clock)
-        if reconcile:
-            await store.reconcile()
+        fills = Fills(cache, reader, clock=clock, memory_bytes=memory_bytes)
+        if load:
+            await cache.load()
+        if load and reconcile:
+            await cache.reconcile()
         try:
-            yield Rig(disk, store, fills, reader, needs, clock)
+            yield Rig(disk, cache, fills, reader, needs, clock)
         finally:
             reader.gate.set()
             await fills.drain(5)
-            await store.close()
+            await cache.close()

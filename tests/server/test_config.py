@@ -4,45 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from forebay_core.capacity import CacheDirectory
 from forebay_core.errors import ConfigurationError
-from forebay_server.config import CacheDirectory, Capacity, ServerConfig, parse
-
-
-@pytest.mark.parametrize(
-    ("text", "bytes_on_a_tib"),
-    [
-        ("1073741824", 1 << 30),
-        ("10GiB", 10 << 30),
-        ("10 GiB", 10 << 30),
-        ("10G", 10 << 30),
-        ("10GB", 10_000_000_000),
-        ("1.5KiB", 1536),
-        ("80%", int(0.8 * (1 << 40))),
-        ("100 %", 1 << 40),
-    ],
-)
-def test_a_capacity_is_a_size_or_a_share(text: str, bytes_on_a_tib: int) -> None:
-    assert Capacity.parse(text).of(1 << 40) == bytes_on_a_tib
-
-
-@pytest.mark.parametrize("text", ["", "lots", "-1", "0", "0%", "101%", "5XiB", "10 GiB extra", "nan", "1e9", "%"])
-def test_what_is_no_capacity_is_refused_by_name(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="capacity"):
-        Capacity.parse(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "path", "capacity"),
-    [
-        ("/a/b", "/a/b", None),
-        ("/a/b:5GiB", "/a/b", Capacity(bytes=5 << 30)),
-        ("/a/b:50%", "/a/b", Capacity(share=0.5)),
-        ("/a:b/c", "/a:b/c", None),
-        ("/a:b", "/a:b", None),
-    ],
-)
-def test_a_cache_directory_may_have_its_own_capacity(text: str, path: str, capacity: Capacity | None) -> None:
-    assert CacheDirectory.parse(text) == CacheDirectory(Path(path), capacity)
+from forebay_server.config import ServerConfig, parse
 
 
 def test_flags_win_over_the_environment_and_this_over_the_defaults() -> None:
@@ -87,6 +51,17 @@ def test_an_unknown_flag_ends_with_status_2(capsys: pytest.CaptureFixture[str]) 
         parse(["--colour"], {})
     assert ended.value.code == 2
     assert "--colour" in capsys.readouterr().err
+
+
+def test_help_names_the_command_that_people_type(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"], {})
+    assert capsys.readouterr().out.startswith("usage: forebay serve ")
+
+
+def test_memory_for_fills_must_be_some() -> None:
+    with pytest.raises(ConfigurationError, match="fill_memory_bytes"):
+        ServerConfig(fill_memory_bytes=0)
 
 
 def test_this_version_takes_one_directory() -> None:

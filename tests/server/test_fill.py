@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay_core.errors import CapacityError, InternalError, ObjectChanged, SourceUnreachable
+from forebay_core.errors import BadObject, CapacityError, InternalError, ObjectChanged, SourceUnreachable
 from forebay_core.mapping import MappedFile
-from tests.server.scripted import KIB, Rig, Swelling, content, key_of, pieces_of_room, rig
+from forebay_core.node_layout import read_error
+from tests.server.scripted import FORMAT, KIB, Rig, Swelling, content, key_of, pieces_of_room, rig
 
 
 def error_of(setup: Rig, key: str) -> dict[str, str] | None:
@@ -43,7 +44,7 @@ def test_a_filled_piece_has_the_bytes_of_its_object_and_a_sidecar_that_says_so(t
             assert sidecar["origin"]["url"] == "s3://bucket/1.bin"
             assert path.stat().st_mode & 0o777 == 0o640
             assert temp_files(setup) == []
-            entry = setup.store.find(key)
+            entry = setup.cache.find(key)
             assert entry is not None
             assert (entry.inode, entry.size) == (path.stat().st_ino, 64 * KIB)
 
@@ -73,13 +74,25 @@ def test_a_failure_reaches_all_who_wait_and_a_retry_works(tmp_path: Path) -> Non
                 "message": "s3://bucket/1.bin: no answer",
             }
             assert temp_files(setup) == []
-            assert setup.store.ledger.reserved_bytes == 0
-            assert setup.store.find(key_of(1)) is None
+            assert setup.cache.ledger.reserved_bytes == 0
+            assert setup.cache.find(key_of(1)) is None
 
             setup.fills.start(setup.job(1))
             assert error_of(setup, key_of(1)) is None, "an answer `pending` must not leave the old error in sight"
             key = await setup.fill(1)
             assert setup.disk.path(key).read_bytes() == content(1, 64 * KIB)
+
+    asyncio.run(run())
+
+
+def test_what_a_format_says_of_a_key_is_said_of_the_objects_url(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with rig(tmp_path) as setup:
+            setup.reader.failures["1.bin"] = [BadObject("'1.bin' cannot be decoded: write it anew")]
+            with pytest.raises(BadObject, match=r"^s3://bucket/1\.bin cannot be decoded: write it anew$"):
+                await setup.fill(1)
+            error = read_error(setup.disk.path(key_of(1)))
+            assert str(error) == "s3://bucket/1.bin cannot be decoded: write it anew"
 
     asyncio.run(run())
 
@@ -128,12 +141,12 @@ def test_a_prefetch_without_room_that_is_demanded_at_the_last_moment_is_filled(t
             setup.needs.by_key = {sooner: 1.0}
             setup.format = Swelling(16, "int32", factor=4)
             fill = setup.fills.start(setup.job(2), before=10.0)
-            while not (temp_files(setup) and not setup.store.ledger.reservations):
+            while not (temp_files(setup) and not setup.cache.ledger.reservations):
                 assert not fill.task.done()
                 await asyncio.sleep(0)
             assert setup.fills.start(setup.job(2)) is fill
             assert await fill.task is not None
-            assert setup.store.find(sooner) is None
+            assert setup.cache.find(sooner) is None
 
 
 def test_a_layout_larger_than_its_source_grows_its_reservation(tmp_path: Path) -> None:
@@ -143,8 +156,8 @@ def test_a_layout_larger_than_its_source_grows_its_reservation(tmp_path: Path) -
             setup.format = Swelling(16, "int32", factor=4)
             key = await setup.fill(4)
             assert setup.disk.path(key).read_bytes() == content(4, 64 * KIB) * 4
-            assert [setup.store.holds(key) for key in earlier] == [False, True, True]
-            assert setup.store.ledger.used_bytes <= pieces_of_room(6)
+            assert [setup.cache.holds(key) for key in earlier] == [False, True, True]
+            assert setup.cache.ledger.used_bytes <= pieces_of_room(6)
 
     asyncio.run(run())
 
@@ -156,7 +169,7 @@ def test_a_layout_that_turns_out_too_large_fails_and_gives_all_back(tmp_path: Pa
             with pytest.raises(CapacityError, match="at least"):
                 await setup.fill(1)
             assert temp_files(setup) == []
-            assert setup.store.ledger.reserved_bytes == 0
+            assert setup.cache.ledger.reserved_bytes == 0
 
     asyncio.run(run())
 
@@ -164,7 +177,7 @@ def test_a_layout_that_turns_out_too_large_fails_and_gives_all_back(tmp_path: Pa
 def test_a_fill_that_waits_for_room_can_be_ended(tmp_path: Path) -> None:
     async def run() -> None:
         async with rig(tmp_path, capacity=pieces_of_room(4)) as setup:
-            setup.store.pin(await setup.fill(1))
+            setup.cache.pin(await setup.fill(1))
             setup.format = Swelling(16, "int32", factor=4)
             fill = setup.fills.start(setup.job(2))
             await until(lambda: temp_files(setup), "the layout to be written")
@@ -182,7 +195,7 @@ def test_a_piece_larger_than_the_cache_is_one_clear_error(tmp_path: Path) -> Non
             with pytest.raises(CapacityError, match=r"piece 2 of s3://bucket/2\.bin.*capacity.*--capacity") as caught:
                 await setup.fill(2, 200 * KIB)
             assert str(100 * KIB) in str(caught.value)
-            assert setup.store.find(small) is not None, "nothing is evicted for what can never fit"
+            assert setup.cache.find(small) is not None, "nothing is evicted for what can never fit"
             assert (error_of(setup, key_of(2)) or {})["error"] == "CapacityError"
 
     asyncio.run(run())
@@ -192,13 +205,13 @@ def test_a_demand_waits_for_a_lease_to_end_and_then_fits(tmp_path: Path) -> None
     async def run() -> None:
         async with rig(tmp_path, capacity=pieces_of_room(1)) as setup:
             key = await setup.fill(1)
-            setup.store.pin(key)
+            setup.cache.pin(key)
             fill = setup.fills.start(setup.job(2))
-            await asyncio.sleep(0.05)
+            await setup.cache.queue.has_waiting.wait()
             assert not fill.task.done()
-            setup.store.unpin(key)
+            setup.cache.unpin(key)
             assert await fill.task is not None
-            assert setup.store.find(key) is None
+            assert setup.cache.find(key) is None
 
     asyncio.run(run())
 
@@ -206,9 +219,9 @@ def test_a_demand_waits_for_a_lease_to_end_and_then_fits(tmp_path: Path) -> None
 def test_a_demand_that_leases_leave_no_room_fails_in_the_end(tmp_path: Path) -> None:
     async def run() -> None:
         async with rig(tmp_path, capacity=pieces_of_room(1)) as setup:
-            setup.store.pin(await setup.fill(1))
+            setup.cache.pin(await setup.fill(1))
             fill = setup.fills.start(setup.job(2))
-            await asyncio.sleep(0.05)
+            await setup.cache.queue.has_waiting.wait()
             setup.clock.now += 31
             with pytest.raises(CapacityError, match="pieces in use"):
                 await fill.task
@@ -223,8 +236,8 @@ def test_mapped_pieces_are_spared_and_their_neighbours_go(tmp_path: Path) -> Non
             with MappedFile.open(setup.disk.path(mapped)) as reader:
                 await setup.fill(3)
                 assert bytes(reader.view) == content(1, 64 * KIB)
-                assert setup.store.find(mapped) is not None
-                assert setup.store.find(other) is None
+                assert setup.cache.find(mapped) is not None
+                assert setup.cache.find(other) is None
 
     asyncio.run(run())
 
@@ -235,10 +248,10 @@ def test_what_nobody_needs_goes_first_then_what_is_needed_last(tmp_path: Path) -
             soon, idle, late = [await setup.fill(number) for number in (1, 2, 3)]
             setup.needs.by_key = {soon: 1.0, late: 50.0}
             await setup.fill(4)
-            assert [setup.store.holds(key) for key in (soon, idle, late)] == [True, False, True]
+            assert [setup.cache.holds(key) for key in (soon, idle, late)] == [True, False, True]
             setup.needs.by_key[key_of(4)] = 2.0
             await setup.fill(5)
-            assert [setup.store.holds(key) for key in (soon, idle, late)] == [True, False, False]
+            assert [setup.cache.holds(key) for key in (soon, idle, late)] == [True, False, False]
 
     asyncio.run(run())
 
@@ -257,6 +270,48 @@ def test_a_prefetch_never_pushes_out_what_is_needed_sooner(tmp_path: Path) -> No
     asyncio.run(run())
 
 
+def test_what_is_decoded_in_memory_at_once_is_bounded_and_the_first_demand_is_first(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with rig(tmp_path, memory_bytes=150 * KIB) as setup:
+            setup.format = Swelling(16, "int32", factor=2)
+            setup.reader.gate.clear()
+            ended: list[int] = []
+            setup.fills.listen(lambda fill: ended.append(fill.job.piece.index))
+            fills = [setup.fills.start(setup.job(number), before=None if number else 5.0) for number in range(6)]
+            setup.format = FORMAT
+            raw = setup.fills.start(setup.job(9))
+            await until(lambda: "9.bin" in setup.reader.streams, "the piece that is not decoded to stream")
+            assert len(setup.reader.streams) == 3, "two that are decoded, one that is not"
+            setup.reader.gate.set()
+            await asyncio.gather(raw.task, *(fill.task for fill in fills))
+            assert sorted(ended) == [0, 1, 2, 3, 4, 5, 9]
+            decoded = [int(key.removesuffix(".bin")) for key in setup.reader.streams if key != "9.bin"]
+            assert decoded[2:] == sorted(decoded[2:])
+
+    asyncio.run(run())
+
+
+def test_a_demand_that_waits_for_room_does_not_keep_memory_from_an_earlier_one(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with rig(tmp_path, capacity=pieces_of_room(2), memory_bytes=100 * KIB) as setup:
+            key = await setup.fill(9)
+            setup.cache.pin(key)
+            setup.format = Swelling(16, "int32", factor=1)
+            ended: list[int] = []
+            setup.fills.listen(lambda fill: ended.append(fill.job.piece.index))
+            known = setup.reader.prepare_gates["1.bin"] = asyncio.Event()
+            early, late = setup.fills.start(setup.job(1)), setup.fills.start(setup.job(2, 100 * KIB))
+            await setup.cache.queue.has_waiting.wait()
+            known.set()
+            await early.task
+            assert not late.task.done()
+            setup.cache.unpin(key)
+            await late.task
+            assert ended == [1, 2]
+
+    asyncio.run(run())
+
+
 def test_draining_ends_prefetches_and_lets_demands_finish(tmp_path: Path) -> None:
     async def run() -> None:
         async with rig(tmp_path) as setup:
@@ -271,7 +326,7 @@ def test_draining_ends_prefetches_and_lets_demands_finish(tmp_path: Path) -> Non
             await draining
             assert demand.task.result() is not None
             assert temp_files(setup) == []
-            assert setup.store.ledger.reserved_bytes == 0
+            assert setup.cache.ledger.reserved_bytes == 0
 
     asyncio.run(run())
 
@@ -307,7 +362,7 @@ def test_a_disk_that_others_fill_limits_the_cache_below_its_capacity(tmp_path: P
     async def run() -> None:
         async with rig(tmp_path, free_bytes=free_bytes) as setup:
             keys = [await setup.fill(number) for number in (1, 2, 3)]
-            assert [setup.store.holds(key) for key in keys] == [False, True, True]
+            assert [setup.cache.holds(key) for key in keys] == [False, True, True]
 
     asyncio.run(run())
 
@@ -327,7 +382,7 @@ def test_used_and_reserved_never_exceed_the_capacity_whatever_is_asked_at_once(
     async def run() -> None:
         nonlocal highest
         async with rig(tmp_path_factory.mktemp("cache"), capacity=capacity, room_wait_seconds=0.0) as setup:
-            ledger = setup.store.ledger
+            ledger = setup.cache.ledger
 
             async def watch() -> None:
                 nonlocal highest
@@ -339,14 +394,14 @@ def test_used_and_reserved_never_exceed_the_capacity_whatever_is_asked_at_once(
             for number, is_demand in asks:
                 size = sizes[number % len(sizes)] * 4096 - 64
                 setup.format = Swelling(16, "int32", factor=1 + number % 3)
-                if setup.store.find(key_of(number)) is None:
+                if setup.cache.find(key_of(number)) is None:
                     setup.fills.start(setup.job(number, size), before=None if is_demand else 1.0)
                 if number % 3 == 0:
                     await asyncio.sleep(0)
             await asyncio.gather(*(f.task for f in list(setup.fills.running.values())), return_exceptions=True)
             watcher.cancel()
             assert ledger.reserved_bytes == 0
-            held = [setup.store.find(key) for key in list(setup.store.keys())]
+            held = [setup.cache.find(key) for key in list(setup.cache.keys())]
             assert sum(entry.blocks for entry in held if entry is not None) == ledger.used_bytes
             assert None not in held
 

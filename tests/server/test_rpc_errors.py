@@ -4,7 +4,8 @@ import grpc
 import pytest
 
 from forebay_core import errors
-from forebay_server.rpc_errors import ERROR_KEY, STATUS, one_line, status_of, trailing_metadata
+from forebay_core.node_layout import ERROR_KEY
+from forebay_server.rpc_errors import STATUS, status_of, trailing_metadata
 
 
 def tree(base: type[errors.ForebayError]) -> list[type[errors.ForebayError]]:
@@ -30,8 +31,3 @@ def test_a_class_without_a_row_takes_its_base() -> None:
         """A later version's class."""
 
     assert status_of(Moved) is STATUS[errors.SourceNotFound]
-
-
-def test_messages_are_one_line() -> None:
-    assert one_line(errors.BadObject("two\n  lines")) == "two lines"
-    assert one_line(ValueError()) == "ValueError"

@@ -3,29 +3,35 @@
 import asyncio
 import json
 import os
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from forebay_core.capacity import CacheDirectory, Capacity
 from forebay_core.errors import ColumnNotFound, ConfigurationError, DaemonUnavailable, UnknownSession
-from forebay_server.config import CacheDirectory, Capacity, ServerConfig
+from forebay_server.config import ServerConfig
 from forebay_server.needs import Needs
 from forebay_server.node import Node
 from forebay_server.sessions import Session
 from tests.server.daemons import token_spec, write_shards
 from tests.server.scripted import ManualClock, claimed, pieces_of_room
 from tests.support.data import write_parquet
+from tests.support.proxy import CountingProxy, Fault, Request
+from tests.support.seaweedfs import Bucket
 
 PIECE = 4096
 
 
 @asynccontextmanager
 async def node(
-    home: Path, *, prefetch_fills: int = 0, capacity: int = 1 << 30
+    home: Path, *, prefetch_fills: int = 0, capacity: int = 1 << 30, environment: dict[str, str] | None = None
 ) -> AsyncIterator[tuple[Node, ManualClock]]:
     config = ServerConfig(
         socket=home / "s",
@@ -37,7 +43,7 @@ async def node(
     )
     clock = ManualClock()
     with claimed(home / "cache") as disk:
-        made = Node(config, disk, {}, clock=clock)
+        made = Node(config, disk, environment or {}, clock=clock)
         made.start()
         try:
             yield made, clock
@@ -87,7 +93,7 @@ def test_a_session_that_is_not_heard_of_lapses_and_frees_what_it_held(home: Path
                 made.sessions.get(silent.id)
             assert made.sessions.get(alive.id) is alive
             await filled(made, alive, 1, 2)
-            assert not made.store.holds(kept)
+            assert not made.cache.holds(kept)
 
     asyncio.run(run())
 
@@ -103,12 +109,12 @@ def test_a_quiet_session_keeps_its_leases_but_stands_in_nobodys_way(home: Path) 
             assert made.sessions.lapse() == []
             made.sessions.get(quiet.id)
             await made.sessions.acquire(other, [1])
-            await asyncio.sleep(0.05)
-            assert made.store.holds(quiet.view.key(0)), "a sign of life makes the lease count again"
+            await made.cache.queue.has_waiting.wait()
+            assert made.cache.holds(quiet.view.key(0)), "a sign of life makes the lease count again"
             clock.now += 16
             made.sessions.get(other.id)
             made.sessions.lapse()
-            await until(lambda: made.store.holds(other.view.key(1)), "the other to get its piece")
+            await until(lambda: made.cache.holds(other.view.key(1)), "the other to get its piece")
             assert (await made.sessions.acquire(made.sessions.get(quiet.id), [0]))[0].is_pending
             made.sessions.close(other.id)
             made.sessions.close(quiet.id)
@@ -129,10 +135,10 @@ def test_a_lease_is_counted_per_session_and_given_back_once(home: Path) -> None:
             made.sessions.release(one, [0])
             blocked = (await made.sessions.acquire(one, [1]))[0]
             assert blocked.is_pending
-            await asyncio.sleep(0.05)
-            assert made.store.holds(key), "the other session still holds it"
+            await made.cache.queue.has_waiting.wait()
+            assert made.cache.holds(key), "the other session still holds it"
             made.sessions.close(two.id)
-            await until(lambda: made.store.holds(one.view.key(1)), "the second piece to get the room")
+            await until(lambda: made.cache.holds(one.view.key(1)), "the second piece to get the room")
             assert (made.sessions.counters.hits, made.sessions.counters.misses) == (1, 2)
 
     asyncio.run(run())
@@ -182,7 +188,7 @@ def test_prefetching_goes_by_the_soonest_need_of_any_session_in_time_not_positio
     async def run() -> None:
         async with node(home, prefetch_fills=1) as (made, _):
             arrived: list[str] = []
-            made.store.listen(lambda key, is_there: arrived.append(key) if is_there else None)
+            made.cache.listen(lambda key, is_there: arrived.append(key) if is_there else None)
             slow, fast = await session_over(made, home / "data"), await session_over(made, home / "data")
             made.sessions.report(slow, 0, 1.0)
             made.sessions.report(fast, 0, 100.0)
@@ -200,16 +206,17 @@ def test_prefetching_stops_where_it_would_push_out_what_is_needed_sooner(home: P
     async def run() -> None:
         async with node(home, prefetch_fills=2, capacity=pieces_of_room(2, PIECE)) as (made, _):
             session = await session_over(made, home / "data")
+            is_full = asyncio.Event()
+            made.fills.listen(lambda fill: is_full.set() if fill.found_no_room else None)
             made.sessions.report(session, 0, 1.0)
             made.sessions.publish(session, needs(session, {0: 10, 1: 20, 2: 30, 3: 40}))
 
             def there() -> list[int]:
-                return [piece for piece in range(4) if made.store.holds(session.view.key(piece))]
+                return [piece for piece in range(4) if made.cache.holds(session.view.key(piece))]
 
-            await until(lambda: there() == [0, 1], "the first two")
-            await asyncio.sleep(0.5)
+            await is_full.wait()
             assert there() == [0, 1]
-            assert made.store.evictions == 0
+            assert made.cache.evictions == 0
             made.sessions.report(session, 20, 1.0)
             await until(lambda: there() == [1, 2], "the third to take the place of the first, which is passed")
 
@@ -226,17 +233,72 @@ def test_a_prefetch_that_fails_is_not_repeated_until_its_piece_is_demanded(home:
             content = broken.read_bytes()
             stat = broken.stat()
             broken.write_bytes(b"x")
-            made.sessions.publish(session, needs(session, {0: 10, whole: 20}))
-            await until(lambda: made.store.holds(session.view.key(whole)), "the good piece")
-            for position in range(5):
-                made.sessions.report(session, position, 1.0)
-                await asyncio.sleep(0.05)
+            for other in range(whole, whole + 3):
+                made.sessions.publish(session, needs(session, {0: 10, other: 20}))
+                await until(partial(made.cache.holds, session.view.key(other)), "the piece needed after it")
             assert made.fills.counters.failures == 1
             broken.write_bytes(content)
             os.utime(broken, ns=(stat.st_atime_ns, stat.st_mtime_ns))
             await filled(made, session, 0)
-            assert made.store.holds(session.view.key(0))
-            assert made.fills.failed == {}
+            assert made.cache.holds(session.view.key(0))
+            assert not session.view.failed.any()
+
+    asyncio.run(run())
+
+
+def test_a_piece_that_the_disk_does_not_take_does_not_end_prefetching(home: Path) -> None:
+    write_shards(home / "data", shards=1)
+
+    async def run() -> None:
+        async with node(home, prefetch_fills=1) as (made, _):
+            session = await session_over(made, home / "data")
+            prefixes = [session.view.key(piece)[:2] for piece in (0, 1)]
+            assert len(set(prefixes)) == 2
+            (home / "cache/pieces" / prefixes[0]).write_text("a file in the way of a directory")
+            made.sessions.publish(session, needs(session, {0: 10, 1: 20}))
+            await until(lambda: made.cache.holds(session.view.key(1)), "the piece that can be written")
+
+    asyncio.run(run())
+
+
+def test_a_full_cache_makes_room_at_once_while_the_keys_of_a_large_dataset_are_not_known_yet(home: Path) -> None:
+    write_shards(home / "small", shards=1)
+    (home / "large").mkdir()
+    with (home / "large/0.bin").open("wb") as file:
+        file.truncate(100_000 * PIECE)
+
+    async def run() -> None:
+        async with node(home, capacity=pieces_of_room(2, PIECE)) as (made, _):
+            small = await session_over(made, home / "small")
+            keys = await filled(made, small, 0, 1)
+            made.sessions.release(small, [0, 1])
+            made.sessions.publish(small, needs(small, {0: 10}))
+            large = await session_over(made, home / "large")
+            start = time.monotonic()
+            await filled(made, large, 99_999)
+            assert time.monotonic() - start < 1
+            assert not large.view.is_indexed
+            assert [made.cache.holds(key) for key in keys] == [True, False], "nobody needs the second"
+
+    asyncio.run(run())
+
+
+def test_a_draining_node_ends_what_is_being_opened(home: Path, bucket: Bucket, counting_proxy: CountingProxy) -> None:
+    asked = threading.Event()
+
+    def hang(request: Request) -> Fault:
+        asked.set()
+        return Fault(hang=True)
+
+    counting_proxy.fault = hang
+
+    async def run() -> None:
+        environment = bucket.server.environment(endpoint=counting_proxy.endpoint)
+        async with node(home, environment=environment) as (made, _):
+            opening = asyncio.ensure_future(made.open_dataset([bucket.uri("train")], ""))
+            await asyncio.to_thread(asked.wait, 20)
+            await made.drain()
+            assert opening.cancelled()
 
     asyncio.run(run())
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from forebay_core.errors import ConfigurationError, SourceError
 
-__all__ = ["COLUMNS", "Corpus", "Place", "read_text", "write"]
+__all__ = ["COLUMNS", "Corpus", "Place", "Written", "read_text", "remove", "write"]
 
 #: What the trainer reads; the shards also name the file that each sample starts in.
 COLUMNS = ("number", "text")
@@ -101,6 +101,15 @@ class Place:
         return Place(self.filesystem, f"{self.directory}/{name}", f"{self.url}/{name}")
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The shards at `url`, and the directories that were not there before them, the shards' own first."""
+
+    url: str
+    directory: str
+    made: tuple[str, ...]
+
+
 def read_text(corpus: Corpus, library: Path | None = None) -> Text:
     """The first bytes of the library's sources. Raises `ConfigurationError` where there are too few."""
     library = library or Path(sysconfig.get_paths()["stdlib"])
@@ -126,13 +135,14 @@ def _sources(library: Path) -> Iterator[Path]:
             yield path
 
 
-def write(corpus: Corpus, text: Text, place: Place) -> str:
-    """Writes the shards below `place` and returns their URL, which is named by their content.
+def write(corpus: Corpus, text: Text, place: Place) -> Written:
+    """Writes the shards below `place`, in a directory that is named by their content.
 
     So a prefix that holds another demo's shards does not mix with these. Raises `SourceError` where it cannot write.
     """
     home = place.below("text-" + hashlib.sha256(text.data).hexdigest()[:12])
     try:
+        written = Written(home.url, home.directory, tuple(_missing(home)))
         if not home.url.startswith("s3:"):
             home.filesystem.create_dir(home.directory)
         starts = corpus.shard_starts()
@@ -148,12 +158,33 @@ def write(corpus: Corpus, text: Text, place: Place) -> str:
             if home.url.startswith("s3:")
             else f"cannot write the demo's shards to {home.url}: {reason}"
         ) from error
-    return home.url
+    return written
 
 
-def remove(place: Place, url: str) -> None:
-    """Removes the shards that `write` put at `url`. In a bucket, pyarrow leaves an empty object `PREFIX/` behind."""
-    place.filesystem.delete_dir(place.directory + url.removeprefix(place.url))
+def remove(place: Place, written: Written) -> None:
+    """Removes what `write` made: the shards, and the directories above them that are empty now.
+
+    In a bucket pyarrow marks a directory from which it removes something by an empty object `PREFIX/`, so removing the
+    directory removes the mark. It stays where other objects have come to lie below the prefix, or lay there before.
+    """
+    from pyarrow import fs
+
+    place.filesystem.delete_dir(written.directory)
+    for directory in written.made:
+        if directory != written.directory:
+            if place.filesystem.get_file_info(fs.FileSelector(directory, allow_not_found=True)):
+                return
+            place.filesystem.delete_dir(directory)
+
+
+def _missing(place: Place) -> Iterator[str]:
+    """The directories of this place that are not there, deepest first; a bucket itself is none."""
+    from pyarrow import fs
+
+    path = place.directory
+    while "/" in path and place.filesystem.get_file_info(path).type == fs.FileType.NotFound:
+        yield path
+        path = path.rpartition("/")[0]
 
 
 def _table(corpus: Corpus, text: Text, start: int, stop: int) -> pa.Table:

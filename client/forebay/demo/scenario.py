@@ -8,7 +8,6 @@ import fcntl
 import os
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,10 +20,11 @@ from forebay.daemon_client import DaemonClient
 from forebay.demo import corpus, processes
 from forebay.demo.config import TrainConfig
 from forebay.demo.corpus import Corpus, Place
+from forebay.demo.daemon import own_daemon
 from forebay.demo.records import Event, StepRecord, Tail, journal_path, read_events, read_steps
 from forebay.demo.verify import Verdict, effective_sequence, verify
 from forebay.status import Counters
-from forebay_core.errors import ConfigurationError, DaemonUnavailable
+from forebay_core.errors import ConfigurationError
 
 __all__ = ["DemoFailed", "Options", "Outcome", "Watcher", "claim_directory", "play", "time_to_kill"]
 
@@ -33,12 +33,10 @@ EPOCHS = 2
 GLOBAL_BATCH = 64
 #: The kill comes this many steps after a save, so that there is something to repeat.
 STEPS_PAST_THE_SAVE = 4
-DAEMON_READY_SECONDS = 60.0
 RUN_SECONDS = 900.0
 CACHE_BYTES = 2 << 30
 _MARKER = ".forebay-demo"
 _POLL_SECONDS = 0.02
-_SOCKET_PATH_LIMIT = 100
 
 
 class DemoFailed(RuntimeError):
@@ -87,15 +85,15 @@ def play(options: Options, watcher: Watcher, *, text: Corpus | None = None) -> O
             stack.callback(shutil.rmtree, directory, ignore_errors=True)
         watcher.phase(f"writing {shape.shards} Parquet shards of the standard library's sources")
         place = Place.bucket(options.bucket, os.environ) if options.bucket else Place.local(directory / "bucket")
-        source = corpus.write(shape, corpus.read_text(shape), place)
+        shards = corpus.write(shape, corpus.read_text(shape), place)
         if options.bucket and not options.keep:
-            stack.callback(corpus.remove, place, source)
+            stack.callback(corpus.remove, place, shards)
         watcher.phase("starting the daemon")
-        socket = stack.enter_context(_daemon(directory))
+        daemon = stack.enter_context(own_daemon(directory, "--capacity", str(CACHE_BYTES)))
         config = TrainConfig(
             run=0,
-            source=source,
-            address=str(socket),
+            source=shards.url,
+            address=str(daemon.socket),
             directory=str(directory),
             tracking_uri=f"sqlite:///{directory}/mlflow.db",
             sample_bytes=shape.sample_bytes,
@@ -228,38 +226,3 @@ def _trainer_environment() -> Mapping[str, str]:
         name: value for name, value in os.environ.items() if name not in ("MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI")
     }
     return inherited | ours
-
-
-@contextmanager
-def _daemon(directory: Path) -> Iterator[Path]:
-    """A daemon of the demo's own, on its own socket and cache, which ends by itself should the demo be killed."""
-    with ExitStack() as stack:
-        socket = directory / "run" / "forebay.sock"
-        if len(os.fsencode(socket)) > _SOCKET_PATH_LIMIT:
-            socket = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="forebay-"))) / "forebay.sock"
-        cache = directory / "cache"
-        cache.mkdir(mode=0o750)
-        log = directory / "daemon.log"
-        command = [
-            *(sys.executable, "-m", "forebay_server", "--socket", str(socket), "--cache-dir", str(cache)),
-            *("--capacity", str(CACHE_BYTES), "--embedded", "--idle-seconds", "300"),
-        ]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
-        daemon = processes.start(command, log, environment, directory)
-        stack.callback(processes.stop, daemon)
-        _wait_until_serving(daemon, socket, log)
-        yield socket
-
-
-def _wait_until_serving(daemon: Popen[bytes], socket: Path, log: Path) -> None:
-    client = DaemonClient(str(socket), reconnect_seconds=0.0, start=False)
-    deadline = time.monotonic() + DAEMON_READY_SECONDS
-    while time.monotonic() < deadline:
-        try:
-            client.status()
-            return
-        except DaemonUnavailable:
-            if daemon.poll() is not None:
-                raise DemoFailed(f"the daemon ended at once: {processes.last_words(log)} (its log: {log})") from None
-        time.sleep(_POLL_SECONDS)
-    raise DemoFailed(f"the daemon did not serve within {DAEMON_READY_SECONDS:.0f} s (its log: {log})")

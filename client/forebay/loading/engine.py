@@ -37,7 +37,7 @@ class Feed:
 
     def connect(self) -> Leases:
         """Opens the session."""
-        return _SessionLeases(self.client.open_session(self.dataset_id, self.columns, self.label))
+        return _SessionLeases(Session(self.client, self.client.opened(self.dataset_id), self.columns, self.label))
 
 
 class Engine:

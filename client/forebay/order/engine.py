@@ -5,24 +5,25 @@ World size, batch size, workers and cache are no part of it: a `Split` only cuts
 shared by threads; making one costs the pieces, never the samples.
 """
 
-import operator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from forebay.order import line, philox
 from forebay.order.lanes import Int64, cut_lanes
 from forebay.order.needs import Needs, needs
-from forebay.order.options import OrderOptions, Shuffle, resolve_lanes, resolve_window
+from forebay.order.options import OrderOptions, Shuffle, integer, resolve_lanes, resolve_window
+from forebay.order.permutation import Permutation
 from forebay.order.plan import RankPlan, plan
-from forebay.order.sequence import Sequence
+from forebay.order.sequence import LaneReader, Sequence
 from forebay.order.steps import Split
 from forebay.order.window import Window
 from forebay_core.errors import ConfigurationError
 
-_ALGORITHMS = {"window": "window-1", False: "sequential-1"}
+_ALGORITHMS = {"window": "window-1", "global": "global-1", False: "sequential-1"}
 _KEPT_EPOCHS = 2
 
 
@@ -37,11 +38,23 @@ class Place:
     row: int
 
 
+@dataclass(frozen=True, slots=True)
+class Located:
+    """The samples at consecutive positions; int64 unless said, one element a position."""
+
+    sample_id: Int64
+    piece: Int64
+    row: Int64
+    fraction: npt.NDArray[np.float64]
+    """Where on the line each lies, in [0, 1): steps sort by it, and ranks get neighbouring runs."""
+
+
 class EpochOrder:
     """The order of one epoch. Made by `Order.epoch`. Raises `ConfigurationError` for positions outside [0, samples]."""
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: Sequence, *, has_pieces: bool) -> None:
         self._sequence = sequence
+        self._has_pieces = has_pieces
 
     @property
     def samples(self) -> int:
@@ -49,11 +62,17 @@ class EpochOrder:
 
     def sample_ids(self, start: int, stop: int) -> Int64:
         """The sample at each position of [start, stop): int64[stop - start]."""
+        return self.locate(start, stop).sample_id
+
+    def locate(self, start: int, stop: int) -> Located:
+        """The sample at each position of [start, stop), and where it lies. What a mixture reads its sources by."""
         self._check(start)
         self._check(stop)
         place = self._sequence.places(np.arange(start, stop))
-        piece, row = self._sequence.rows(place, self._sequence.track.find(place))
-        return self._sequence.sample_ids(piece, row)
+        part = self._sequence.track.find(place)
+        piece, row = self._sequence.rows(place, part)
+        fraction = self._sequence.coordinates(place, part) / max(1, self.samples)
+        return Located(self._sequence.sample_ids(piece, row), piece, row, fraction)
 
     def plan(self, position: int, steps: int, *, split: Split, rank: int) -> RankPlan:
         """What `rank` reads in the next steps from `position`: `steps` of them, fewer where the epoch ends."""
@@ -63,6 +82,8 @@ class EpochOrder:
     def needs(self, position: int, *, split: Split, rank: int) -> Needs:
         """Every piece that `rank` may still want from `position` on, with bounds of the positions at which."""
         self._check(position)
+        if not self._has_pieces:
+            return Needs.nothing()
         return needs(self._sequence, position, split=split, rank=rank)
 
     def places(self, position: int) -> list[Place]:
@@ -85,7 +106,7 @@ class Order:
 
     piece_rows: rows of each piece, in the manifest's order; pieces without rows never appear.
     seed: any integer.
-    shuffle: "window", or False for the order of the sample ids.
+    shuffle: "window"; "global", for data of which any row costs the same; or False for the order of the sample ids.
     total_bytes: the data's size as the manifest states it, which caps the default window; 0 where unknown.
 
     Raises `ConfigurationError` for arguments that cannot work. No samples are legal here; `Split.check` refuses them.
@@ -101,18 +122,19 @@ class Order:
         total_bytes: int = 0,
     ) -> None:
         if shuffle is not False and shuffle not in _ALGORITHMS:
-            raise ConfigurationError(f"shuffle={shuffle!r}: give 'window', or False")
+            raise ConfigurationError(f"shuffle={shuffle!r}: give 'window', 'global' or False")
         options = options or OrderOptions()
         rows = np.array(piece_rows, dtype=np.int64)
         self._rows = rows
         self._first_sample = np.cumsum(rows) - rows
-        self._seed = _integer("seed", seed)
+        self._seed = integer("seed", seed)
         self._shuffle = shuffle
         self._sticky = options.sticky
+        self._has_pieces = True
         self._digest = philox.seed_digest(self._seed)
         self._lanes = cut_lanes(int(rows.sum()), resolve_lanes(options, shuffle))
-        self._window = 1
-        if shuffle:
+        self._window = max(1, self.samples) if shuffle == "global" else 1
+        if shuffle == "window":
             self._window = resolve_window(
                 options.window,
                 samples=self.samples,
@@ -120,8 +142,20 @@ class Order:
                 lanes=self.lanes,
                 total_bytes=total_bytes,
             )
-        self._fixed_line = self._cut_line(0) if self._sticky or not shuffle else None
+        self._fixed_line = self._cut_line(0) if self._sticky or shuffle != "window" else None
         self._recent: tuple[tuple[int, EpochOrder], ...] = ()
+
+    @classmethod
+    def of_indices(cls, samples: int, *, seed: int, shuffle: Literal["global", False] = "global") -> Self:
+        """The order of the indices [0, samples) of a map-style dataset: sample ids and rows are indices.
+
+        There is one piece, 0, and nothing ever needs it.
+        """
+        if integer("samples", samples) < 0:
+            raise ConfigurationError(f"samples={samples}: give the length of the dataset, 0 or more")
+        order = cls([samples], seed=seed, shuffle=shuffle)
+        order._has_pieces = False
+        return order
 
     @property
     def algorithm(self) -> str:
@@ -137,11 +171,13 @@ class Order:
 
     @property
     def window(self) -> int:
-        """How far a sample may move in its lane, in samples; 1 without a shuffle."""
+        """A sample moves less than this within its lane, in samples; 1 without a shuffle, all with the global one."""
         return self._window
 
     def spec(self) -> dict[str, Any]:
         """What a state records of the order, as JSON values. Equal specs over equal pieces are equal orders."""
+        if self._shuffle == "global":
+            return {"algorithm": self.algorithm, "seed": self._seed}
         return {
             "algorithm": self.algorithm,
             "seed": self._seed,
@@ -157,25 +193,22 @@ class Order:
                 return made
         if epoch < 0:
             raise ConfigurationError(f"epoch {epoch}: epochs count from 0")
-        made = EpochOrder(self._sequence(epoch))
+        made = EpochOrder(self._sequence(epoch), has_pieces=self._has_pieces)
         self._recent = ((epoch, made), *self._recent)[:_KEPT_EPOCHS]
         return made
 
     def _cut_line(self, epoch: int) -> line.Parts:
         pieces = np.flatnonzero(self._rows)
-        if self._shuffle:
+        if self._shuffle == "window":
             pieces = line.permuted_pieces(self._rows, self._digest, epoch)
         return line.cut_parts(pieces, self._rows, self._lanes)
 
     def _sequence(self, epoch: int) -> Sequence:
         parts = self._cut_line(epoch) if self._fixed_line is None else self._fixed_line
-        track = line.track(parts, self._lanes, self._digest, epoch) if self._shuffle else parts
-        window = Window(self._digest, epoch, self._lanes, self._window)
-        return Sequence(self._lanes, track, window, self._first_sample)
+        track = line.track(parts, self._lanes, self._digest, epoch) if self._shuffle == "window" else parts
+        return Sequence(self._lanes, track, self._reader(epoch), self._first_sample)
 
-
-def _integer(name: str, value: int) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise ConfigurationError(f"{name}={value!r}: give an integer") from None
+    def _reader(self, epoch: int) -> LaneReader:
+        if self._shuffle == "global":
+            return Permutation(self._digest, epoch, self.samples)
+        return Window(self._digest, epoch, self._lanes, self._window)

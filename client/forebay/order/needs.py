@@ -1,12 +1,13 @@
 """Needs: between which positions of an epoch a rank may want each piece. What the daemon fetches and evicts by.
 
-No sample is planned for it: a sample at offset i of a lane is read less than the window away from turn i, which bounds
-the turns of a part from its offsets alone, for the lanes that the rank can touch. Called by the loader when an epoch is
-begun or a position restored.
+No sample is planned for it: a sample at offset i of a lane is read less than the reader's width away from turn i, which
+bounds the turns of a part from its offsets alone, for the lanes that the rank can touch. Called by the loader when an
+epoch is begun or a position restored.
 """
 
 from dataclasses import dataclass
 from math import gcd
+from typing import Self
 
 import numpy as np
 
@@ -30,11 +31,16 @@ class Needs:
     first: Int64
     last: Int64
 
+    @classmethod
+    def nothing(cls) -> Self:
+        empty = np.empty(0, dtype=np.int64)
+        return cls(empty, empty, empty)
+
 
 def needs(sequence: Sequence, position: int, *, split: Split, rank: int) -> Needs:
     """What `rank` can still want of the epoch from `position` on; every piece of every plan from there is in it."""
     lanes, track = sequence.lanes, sequence.track
-    reach = sequence.window.width - 1
+    reach = sequence.reader.width - 1
     offset = track.start - lanes.start[track.lane]
     first_turn = np.maximum(0, offset - reach)
     last_turn = np.minimum(lanes.length[track.lane], offset + track.length + reach) - 1
@@ -80,8 +86,7 @@ def _pads(sequence: Sequence, position: int, split: Split, rank: int) -> Needs:
     full = split.full_steps(sequence.samples, position)
     tail = split.schedule(sequence.samples, position + full * split.global_batch, 2)
     if len(tail) == 0 or tail.pads[-1] == 0:
-        empty = np.empty(0, dtype=np.int64)
-        return Needs(empty, empty, empty)
+        return Needs.nothing()
     begin = int(tail.position[-1])
     last_step = plan(sequence, begin, 1, split=split, rank=rank)
     pieces = np.unique(last_step.piece[last_step.is_pad])

@@ -11,7 +11,8 @@ from typing import Literal
 
 from forebay_core.errors import ConfigurationError
 
-Shuffle = Literal["window", False]
+Shuffle = Literal["window", "global", False]
+"""Mixed within a sliding window over pieces, mixed over all samples whatever their pieces, or not at all."""
 
 MAXIMUM_LANES = 4096
 """More than any useful number of nodes; plans hold a few numbers for each (step, lane)."""
@@ -29,7 +30,7 @@ _MOST_MIXED_BYTES = 4 << 30
 
 @dataclass(frozen=True)
 class OrderOptions:
-    """Options of the order of a dataset.
+    """Options of the order of a dataset. With `shuffle="global"` none of them has a meaning.
 
     lanes: how many equal parts of the dataset are read side by side, 1 to 4096. None: 16, or 1 with `shuffle=False`;
         a number given here also splits an unshuffled dataset. A property of the run: at least the number of nodes that
@@ -52,6 +53,14 @@ class OrderOptions:
         _check_range("window", self.window, MAXIMUM_WINDOW)
 
 
+def integer(name: str, value: int) -> int:
+    """The value as an integer, from any type that is one. Raises `ConfigurationError` under this name."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ConfigurationError(f"{name}={value!r}: give an integer") from None
+
+
 def _check_range(name: str, value: int | None, maximum: int) -> None:
     if value is None:
         return
@@ -65,6 +74,8 @@ def _check_range(name: str, value: int | None, maximum: int) -> None:
 
 def resolve_lanes(options: OrderOptions, shuffle: Shuffle) -> int:
     """The number of lanes of an order."""
+    if shuffle == "global":
+        return 1
     if options.lanes is not None:
         return int(options.lanes)
     return _WINDOWED_LANES if shuffle else 1

@@ -17,6 +17,10 @@ PARTS = 2
 """Domain of the permutation of a lane's parts."""
 WINDOW = 3
 """Domain of the places that samples draw in the sliding window."""
+PERMUTATION = 4
+"""Domain of the keys of the global permutation."""
+MIXTURE = 5
+"""Domain of the permutation of a mixture's slots."""
 
 
 def seed_digest(seed: int) -> int:

@@ -1,23 +1,34 @@
 """The sequence of one epoch: which sample lies at each position. The one truth that plans, needs and audits share.
 
-position → lane and turn → (sliding window) place on the track → part → piece, row and coordinate. Every arrow has
-random access, so any range of any epoch costs the same. Immutable but for what the window keeps; any thread.
+position → lane and turn → (lane reader) place on the track → part → piece, row and coordinate. Every arrow has random
+access, so any range of any epoch costs the same. Immutable but for what the sliding window keeps; any thread.
 """
+
+from typing import Protocol
 
 import numpy as np
 
 from forebay.order.lanes import Int64, Lanes
 from forebay.order.line import Parts
-from forebay.order.window import Window
+
+
+class LaneReader(Protocol):
+    """The order in which lanes are read: a `Window`, or a `Permutation` of a single lane."""
+
+    width: int
+    """A sample at offset i of its lane is read at a turn less than this away from i."""
+
+    def read(self, lane: int, turns: Int64, out: Int64) -> None:
+        """Write to `out` the places that a lane reads at these turns, which are ascending."""
 
 
 class Sequence:
     """The positions [0, samples) of one epoch. A *place* is an index into the track, a *part* one into its parts."""
 
-    def __init__(self, lanes: Lanes, track: Parts, window: Window, first_sample: Int64) -> None:
+    def __init__(self, lanes: Lanes, track: Parts, reader: LaneReader, first_sample: Int64) -> None:
         self.lanes = lanes
         self.track = track
-        self.window = window
+        self.reader = reader
         self._first_sample = first_sample
 
     @property
@@ -39,7 +50,7 @@ class Sequence:
         stop = 0
         for lane in np.flatnonzero(number).tolist():
             start, stop = stop, stop + int(number[lane])
-            self.window.read(lane, turn[start:stop], place[start:stop])
+            self.reader.read(lane, turn[start:stop], place[start:stop])
         return place
 
     def coordinates(self, place: Int64, part: Int64) -> Int64:

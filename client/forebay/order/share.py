@@ -16,15 +16,21 @@ from forebay_core.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """The share of one rank in each step of a schedule."""
+class Runs:
+    """The runs of one rank in each step of a schedule; int64[steps] each."""
 
     start: Int64
-    """Where the rank's run begins among the step's real samples."""
+    """Where the rank's run begins among the step's real samples, sorted."""
     stop: Int64
     pad_start: Int64
-    """Where its pads begin among the step's pads."""
+    """Where its pads begin among the step's pads, sorted."""
     pad_stop: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class Share(Runs):
+    """The share of one rank in each step of a schedule, lane by lane."""
+
     turn: Int64
     """[steps, lanes]: the first turn of each lane in each step."""
     number: Int64
@@ -35,20 +41,25 @@ class Share:
     """[steps]: the real samples of the lanes that lie before the rank's run."""
 
 
-def share(lanes: Lanes, schedule: Schedule, split: Split, rank: int) -> Share:
-    """The share of `rank`, 0 <= rank < world size."""
+def runs(schedule: Schedule, split: Split, rank: int) -> Runs:
+    """The runs of `rank`, 0 <= rank < world size."""
     if not 0 <= rank < split.world_size:
         raise ConfigurationError(f"rank {rank} is not one of {split.world_size} ranks: ranks count from 0")
     base, larger = np.divmod(schedule.take + schedule.pads, split.world_size)
     run_start = rank * base + np.minimum(rank, larger)
     run_stop = run_start + base + (rank < larger)
     start, stop = np.minimum(run_start, schedule.take), np.minimum(run_stop, schedule.take)
+    return Runs(start, stop, run_start - start, run_stop - stop)
 
+
+def share(lanes: Lanes, schedule: Schedule, split: Split, rank: int) -> Share:
+    """The share of `rank`, 0 <= rank < world size."""
+    mine = runs(schedule, split, rank)
+    start, stop = mine.start, mine.stop
     turn = lanes.turns_before(schedule.position)
     number = lanes.turns_before(schedule.position + schedule.take) - turn
     upper = np.cumsum(number, axis=1)
     lower = upper - number
     reaches_in = np.maximum(lower, start[:, np.newaxis]) < np.minimum(upper, stop[:, np.newaxis])
     skipped = np.where(upper <= start[:, np.newaxis], number, 0).sum(axis=1)
-    pad_start, pad_stop = run_start - start, run_stop - stop
-    return Share(start, stop, pad_start, pad_stop, turn, number, reaches_in, skipped)
+    return Share(start, stop, mine.pad_start, mine.pad_stop, turn, number, reaches_in, skipped)

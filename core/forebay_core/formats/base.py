@@ -6,11 +6,13 @@ is sent their bytes (in the order asked for); whoever drives it owns the network
     ranges = steps.send(None)
     ranges = steps.send([fetch(r) for r in ranges])     # until StopIteration carries the result
 
-Three moments, three methods:
+Four moments, four methods:
 
+* `prepare`, in the daemon: what must be known of an object (a footer, a header) before the two that follow. Whoever
+  drives it may keep the result for as long as it likes, and share it between threads.
 * `cut`, in the daemon, when a manifest is built: the pieces of one object, and its schema.
-* `localise`, in the daemon, when a piece is filled: first what must be known (a footer), then a `Localiser`, which is
-  pushed the bytes of its ranges in order and writes the local layout to a sink. It runs on a worker thread.
+* `localise`, in the daemon, when a piece is filled: a `Localiser`, which is pushed the bytes of its ranges in order and
+  writes the local layout to a sink. It runs on a worker thread.
 * `open`, in a trainer's worker: the rows of a mapped local file.
 
 A format is a frozen dataclass of its options; `spec` is their canonical JSON, part of a dataset's fingerprint.
@@ -99,6 +101,14 @@ class Cuts(Sequence[Cut]):
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a format knows of one version of an object. `memory_bytes`: about how much memory that takes."""
+
+    facts: Any
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ObjectCut:
     """All pieces of one object, in the order of its rows, and the schema of its rows."""
 
@@ -122,6 +132,9 @@ class Localiser(Protocol):
 
     #: What it wants to be pushed, in order.
     ranges: Sequence[ByteRange]
+    #: About what it comes to hold in memory between its first bytes and `finish`; 0 where it passes them on as they
+    #: come.
+    memory_bytes: int
 
     def write(self, chunk: Buffer) -> None:
         """Takes the next bytes of the concatenated ranges, of any length. The chunk is not kept after the call."""
@@ -177,12 +190,17 @@ class Format(ABC):
         """The format's name, the version of its cut and all options, as JSON."""
 
     @abstractmethod
-    def cut(self, obj: ObjectInfo) -> Steps[ObjectCut]:
-        """Cuts an object. Raises `BadObject` naming it where its bytes are not of this format."""
+    def prepare(self, obj: ObjectInfo) -> Steps[Prepared]:
+        """What `cut` and `localise` must know. Raises `BadObject` naming the object's key where it is not of this
+        format."""
 
     @abstractmethod
-    def localise(self, piece: Piece, columns: Sequence[str], sink: Sink) -> Steps[Localiser]:
-        """Prepares the fill of a piece with these columns."""
+    def cut(self, obj: ObjectInfo, prepared: Prepared) -> ObjectCut:
+        """Cuts an object. Raises `BadObject` naming its key."""
+
+    @abstractmethod
+    def localise(self, piece: Piece, columns: Sequence[str], sink: Sink, prepared: Prepared) -> Localiser:
+        """Begins the fill of a piece with these columns. Raises `BadObject`, `ColumnNotFound`."""
 
     @abstractmethod
     def open(self, buffer: memoryview, piece: Piece, columns: Mapping[str, Column]) -> PieceReader:

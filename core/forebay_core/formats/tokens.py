@@ -26,6 +26,7 @@ from forebay_core.formats.base import (
     ObjectInfo,
     Piece,
     PieceReader,
+    Prepared,
     Rows,
     Sink,
     Steps,
@@ -35,6 +36,8 @@ from forebay_core.formats.options import positive
 COLUMN = "tokens"
 _NPY = ".npy"
 _HEADER_BYTES = 4096
+#: What a `_TokenArray` takes in memory.
+_ARRAY_BYTES = 200
 
 
 @dataclass(frozen=True)
@@ -70,16 +73,19 @@ class Tokens(Format):
             "piece_bytes": self.piece_bytes,
         }
 
-    def cut(self, obj: ObjectInfo) -> Steps[ObjectCut]:
+    def prepare(self, obj: ObjectInfo) -> Steps[Prepared]:
         array = (yield from _npy(obj, self)) if obj.key.lower().endswith(_NPY) else _flat(obj, self)
+        return Prepared(array, _ARRAY_BYTES)
+
+    def cut(self, obj: ObjectInfo, prepared: Prepared) -> ObjectCut:
+        array: _TokenArray = prepared.facts
         samples, dropped = divmod(array.tokens, self.sequence_length)
         token = pa.from_numpy_dtype(array.dtype.newbyteorder("="))
         schema = pa.schema([pa.field(COLUMN, pa.list_(token, self.sequence_length))])
         sample_bytes = self.sequence_length * array.dtype.itemsize
         return ObjectCut(_pieces(samples, sample_bytes, array.start, self.piece_bytes), schema, dropped)
 
-    def localise(self, piece: Piece, columns: Sequence[str], sink: Sink) -> Steps[Localiser]:
-        yield from ()
+    def localise(self, piece: Piece, columns: Sequence[str], sink: Sink, prepared: Prepared) -> Localiser:
         return _Copy(piece, sink)
 
     def open(self, buffer: memoryview, piece: Piece, columns: Mapping[str, Column]) -> "TokenReader":
@@ -125,6 +131,7 @@ class _Copy:
     def __init__(self, piece: Piece, sink: Sink) -> None:
         self._piece, self._sink = piece, sink
         self.ranges: Sequence[ByteRange] = [ByteRange(piece.cut.start, piece.cut.stop)]
+        self.memory_bytes = 0
         self._missing = piece.cut.stop - piece.cut.start
 
     def write(self, chunk: Buffer) -> None:

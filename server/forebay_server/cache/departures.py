@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from forebay_core.eviction import Resident, victims
+from forebay_core.eviction import Resident, may_go, victims
 
 FRESH_SECONDS = 1.0
 #: A plan is for so many times what is missing, but not for more than this part of the cache.
@@ -20,7 +20,7 @@ _AHEAD_PART = 16
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A piece that may go: its bytes on the disk, and when it is needed next (None: by nobody)."""
+    """A piece that may go: its bytes on the disk, and when it is needed next, as in `Resident`."""
 
     key: str
     bytes: int
@@ -44,8 +44,7 @@ class Departures:
             return None
         chosen: list[str] = []
         while self._queue and missing > 0:
-            next_use = self._queue[0].next_use
-            if before is not None and next_use is not None and next_use <= before:
+            if not may_go(self._queue[0].next_use, before):
                 break
             departure = self._queue.popleft()
             if is_free(departure.key):

@@ -32,10 +32,11 @@ from typing import Any
 
 import google_crc32c
 
-from forebay_core.errors import CapacityError, ConfigurationError, InternalError
+from forebay_core.errors import CapacityError, ConfigurationError, ForebayError, InternalError
+from forebay_core.filesystems import filesystem_type, is_network
 from forebay_core.formats.base import Buffer
+from forebay_core.node_layout import DISK_ID_FILE, ERROR_SUFFIX, LOCK_FILE, PIECES_DIRECTORY, error_file, piece_path
 from forebay_server.locks import HeldLock, hold
-from forebay_server.mounts import filesystem_type, is_network
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -157,16 +158,16 @@ class CacheDisk:
         self._numbers = itertools.count()
         self._boot = kernel_boot_id()
         self._root = os.open(root, _DIRECTORY)
-        self._pieces = self._subdirectory("pieces")
+        self._pieces = self._subdirectory(PIECES_DIRECTORY)
         self._tmp = self._subdirectory("tmp")
 
     @classmethod
     def claim(cls, root: Path, group: str | None = None) -> "CacheDisk":
         """Makes and checks the directory and takes its lock. Raises `ConfigurationError`, `AlreadyRunning`."""
         root = _prepared_root(root, group)
-        lock = hold(root / "lock", f"the cache directory {root}")
+        lock = hold(root / LOCK_FILE, f"the cache directory {root}")
         try:
-            disk = cls(root, lock, clock_ns=(root / "lock").lstat().st_mtime_ns)
+            disk = cls(root, lock, clock_ns=lock.path.lstat().st_mtime_ns)
             disk.id = disk._read_or_draw_id()
             for name in ("index", "manifests"):
                 os.close(disk._subdirectory(name))
@@ -199,12 +200,8 @@ class CacheDisk:
         found = os.fstatvfs(self._root)
         return found.f_bavail * found.f_frsize
 
-    @staticmethod
-    def relative_path(key: str) -> str:
-        return f"pieces/{key[:2]}/{key}"
-
     def path(self, key: str) -> Path:
-        return self.root / self.relative_path(key)
+        return self.root / piece_path(key)
 
     def create(self) -> TempFile:
         """A new, empty temp file."""
@@ -256,14 +253,14 @@ class CacheDisk:
             _unlink(key, directory)
             _unlink(f"{key}.json", directory)
 
-    def write_error(self, key: str, error: str, message: str) -> None:
+    def write_error(self, key: str, error: ForebayError) -> None:
         """Says beside the piece's path why its fill failed."""
         with self._directory_of(key, create=True) as directory:
-            self._place(json.dumps({"error": error, "message": message}).encode(), f"{key}.error", directory)
+            self._place(error_file(error), f"{key}{ERROR_SUFFIX}", directory)
 
     def clear_error(self, key: str) -> None:
         with suppress(FileNotFoundError), self._directory_of(key) as directory:
-            _unlink(f"{key}.error", directory)
+            _unlink(f"{key}{ERROR_SUFFIX}", directory)
 
     def sweep(self) -> None:
         """Removes what an earlier daemon left in the middle of its work: temp files, errors, and halves of pieces."""
@@ -303,7 +300,7 @@ class CacheDisk:
 
     def _is_left_over(self, name: str, names: set[str], directory: int) -> bool:
         key, _, kind = name.partition(".")
-        whole = kind != "error" and {key, f"{key}.json"} <= names and self._entry(key, directory) is not None
+        whole = f".{kind}" != ERROR_SUFFIX and {key, f"{key}.json"} <= names and self._entry(key, directory) is not None
         return not whole and self._is_older_than_this_daemon(name, directory)
 
     def _is_older_than_this_daemon(self, name: str, directory: int) -> bool:
@@ -353,12 +350,12 @@ class CacheDisk:
 
     def _read_or_draw_id(self) -> str:
         with suppress(FileNotFoundError):
-            descriptor = os.open("disk-id", _READ, dir_fd=self._root)
+            descriptor = os.open(DISK_ID_FILE, _READ, dir_fd=self._root)
             with os.fdopen(descriptor) as file:
                 if (known := file.read(64).strip()).isalnum():
                     return known
         drawn = secrets.token_hex(16)
-        self._place(drawn.encode(), "disk-id", self._root)
+        self._place(drawn.encode(), DISK_ID_FILE, self._root)
         return drawn
 
 

@@ -2,22 +2,26 @@
 
 A diskcache map (SQLite) from key to entry, with `JSONDisk` and without its own eviction. It is an accelerator only: one
 that is missing, foreign or corrupt is made anew, and the files are read instead. Entries are read by a query of our own
-that takes JSON rows and nothing else, because diskcache would unpickle a row that says it is a pickle. Methods block;
-they are called on the store's index thread, one at a time.
+that takes JSON rows and nothing else, because diskcache would unpickle a row that says it is a pickle.
+
+`Index` blocks and is used by one thread at a time; `IndexThread` is that thread, for the event loop.
 """
 
+import asyncio
 import json
 import logging
 import shutil
 import sqlite3
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
 import diskcache
 
 from forebay_server.cache.disk import Entry
+from forebay_server.concurrency import complete
 
 _log = logging.getLogger(__name__)
 _RAW_ROWS = "SELECT value FROM Cache WHERE raw = 1 AND mode = 1 AND value IS NOT NULL"
@@ -66,6 +70,38 @@ class Index:
             change(self._cache)
         except _FAULTS as error:
             _log.warning("the index cannot be written, the files stay the truth: %s", error)
+
+
+class IndexThread:
+    """The index of a directory behind a thread of its own: changes are made in their order, and nobody waits for them.
+
+    Methods are for the event loop.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._index: Index | None = None
+        self._thread = ThreadPoolExecutor(1, "forebay-index")
+
+    async def load(self) -> Index:
+        """The index as it was when it was opened."""
+        return await complete(asyncio.get_running_loop().run_in_executor(self._thread, self._opened))
+
+    def put(self, entry: Entry) -> None:
+        self._thread.submit(lambda: self._opened().put(entry))
+
+    def drop(self, key: str) -> None:
+        self._thread.submit(lambda: self._opened().drop(key))
+
+    async def close(self) -> None:
+        """Makes the changes that are still to be made, and ends the thread."""
+        await complete(asyncio.get_running_loop().run_in_executor(self._thread, lambda: self._opened().close()))
+        self._thread.shutdown()
+
+    def _opened(self) -> Index:
+        if self._index is None:
+            self._index = Index.open(self._directory)
+        return self._index
 
 
 def _open(directory: Path) -> diskcache.Cache:

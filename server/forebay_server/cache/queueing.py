@@ -5,6 +5,7 @@ hold it because it does not move on. A demand gives up when for `wait_seconds` n
 no trainer has read on; or after ten times as long in any case. Pure but for its clock; used on the event loop.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
@@ -28,15 +29,20 @@ class RoomQueue:
         self._clock = clock
         self._wait_seconds = wait_seconds
         self._waiting: dict[int, Demand] = {}
+        #: Set while a demand waits.
+        self.has_waiting = asyncio.Event()
         self._moved_at = clock()
 
     def join(self, demand: Demand) -> None:
         """The demand waits from now on."""
         self._waiting[demand.turn] = demand
+        self.has_waiting.set()
 
     def leave(self, demand: Demand) -> None:
         """It waits no longer, however that ended."""
         self._waiting.pop(demand.turn, None)
+        if not self._waiting:
+            self.has_waiting.clear()
 
     def must_wait(self, turn: int) -> bool:
         """True while a demand of an earlier turn waits."""

@@ -8,6 +8,7 @@ import pytest
 from forebay.demo import corpus
 from forebay.demo.corpus import Corpus, Place
 from forebay_core.errors import ConfigurationError
+from tests.support.seaweedfs import Bucket
 
 SMALL = Corpus(samples=50, sample_bytes=16, shards=7)
 
@@ -58,8 +59,8 @@ def test_a_library_without_sources_is_an_error_that_names_it(tmp_path: Path) -> 
 
 def test_shards_hold_every_sample_once_with_its_number_and_one_row_group_each(library: Path, tmp_path: Path) -> None:
     text = corpus.read_text(SMALL, library)
-    url = corpus.write(SMALL, text, Place.local(tmp_path / "bucket"))
-    shards = sorted(Path(url).iterdir())
+    written = corpus.write(SMALL, text, Place.local(tmp_path / "bucket"))
+    shards = sorted(Path(written.url).iterdir())
     assert len(shards) == 7
     assert {pq.ParquetFile(shard).num_row_groups for shard in shards} == {1}
     rows = [row for shard in shards for row in pq.read_table(shard).to_pylist()]
@@ -72,10 +73,36 @@ def test_a_corpus_is_written_under_a_name_of_its_own_and_removed_alone(library: 
     one = corpus.write(SMALL, corpus.read_text(SMALL, library), place)
     other_shape = Corpus(samples=40, sample_bytes=16, shards=2)
     other = corpus.write(other_shape, corpus.read_text(other_shape, library), place)
-    assert one != other
+    assert one.url != other.url
     corpus.remove(place, one)
-    assert not Path(one).exists()
-    assert len(list(Path(other).iterdir())) == 2
+    assert not Path(one.url).exists()
+    assert len(list(Path(other.url).iterdir())) == 2
+
+
+@pytest.mark.parametrize("prefix", ["", "/pre fix", "/pre/fix"])
+def test_nothing_of_a_removed_corpus_stays_in_a_bucket(library: Path, bucket: Bucket, prefix: str) -> None:
+    place = Place.bucket(f"s3://{bucket.name}{prefix}", bucket.server.environment())
+    written = corpus.write(SMALL, corpus.read_text(SMALL, library), place)
+    assert len(bucket.keys()) == 7
+    corpus.remove(place, written)
+    assert bucket.keys() == []
+
+
+@pytest.mark.parametrize("other", ["pre fix/", "pre fix/theirs", "pre fix/theirs/deeper"])
+def test_what_others_have_below_the_prefix_stays(library: Path, bucket: Bucket, other: str) -> None:
+    place = Place.bucket(f"s3://{bucket.name}/pre fix", bucket.server.environment())
+    bucket.put(other, b"")
+    written = corpus.write(SMALL, corpus.read_text(SMALL, library), place)
+    corpus.remove(place, written)
+    assert other in bucket.keys("pre fix")
+
+
+def test_what_came_below_the_prefix_meanwhile_stays(library: Path, bucket: Bucket) -> None:
+    place = Place.bucket(f"s3://{bucket.name}/pre fix", bucket.server.environment())
+    written = corpus.write(SMALL, corpus.read_text(SMALL, library), place)
+    bucket.put("pre fix/theirs/deeper", b"x")
+    corpus.remove(place, written)
+    assert "pre fix/theirs/deeper" in bucket.keys("pre fix")
 
 
 @pytest.mark.parametrize("url", ["gs://bucket", "s3://", "/tmp/bucket", "bucket"])

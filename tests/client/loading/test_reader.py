@@ -34,7 +34,7 @@ class Local:
         entries = []
         for name, data in self._sources.items():
             info = ObjectInfo(name, len(data), "v1")
-            entries.append((info, drive(format.cut(info), data)))
+            entries.append((info, format.cut(info, drive(format.prepare(info), data))))
         Manifest.build(directory.as_uri(), format, entries).save(self.manifest_path)
         self.manifest = Manifest.open(self.manifest_path)
         self.columns = tuple(columns)
@@ -47,7 +47,9 @@ class Local:
         data = self._sources[described.object.key]
         temp = self.directory / "temp"
         with temp.open("wb") as file:
-            localiser = drive(self.manifest.format.localise(described, self.columns, file.write), data)
+            format = self.manifest.format
+            prepared = drive(format.prepare(described.object), data)
+            localiser = format.localise(described, self.columns, file.write, prepared)
             for part in localiser.ranges:
                 localiser.write(data[part.start : part.stop])
             localiser.finish()

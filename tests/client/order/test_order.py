@@ -162,8 +162,8 @@ def test_options_out_of_range_are_refused_at_construction(options: dict[str, Any
 
 
 def test_arguments_that_cannot_work_are_refused_by_name() -> None:
-    wrong: Any = "global"
-    with pytest.raises(ConfigurationError, match="shuffle='global'"):
+    wrong: Any = "full"
+    with pytest.raises(ConfigurationError, match="shuffle='full': give 'window', 'global' or False"):
         Order([1], seed=0, shuffle=wrong)
     wrong = "zero"
     with pytest.raises(ConfigurationError, match="seed='zero'"):

@@ -1,0 +1,218 @@
+"""The bytes of objects: what a format must know of one, and the stream that fills a piece.
+
+`prepare` runs a format's sans-I/O generator and keeps what it gives, by URL and version: the footer of an object is
+read and parsed once for its many pieces. `stream` hands over the bytes of a piece in order while its next parts are
+already on their way. Both read one version of an object (If-Match) or raise `ObjectChanged`.
+
+The invariant: not more than `parts_in_flight` parts of `part_bytes` are in memory over all streams together. A part
+takes its place before it is requested and gives it back when it was handed over; the parts of one stream take places in
+order, so that its first one is never behind its own later ones. Called on the event loop; formats run on threads.
+"""
+
+import asyncio
+import contextlib
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic
+
+from forebay_core.errors import ConfigurationError
+from forebay_core.formats.base import Buffer, ByteRange, Format, ObjectCut, ObjectInfo, Prepared, Steps, T
+from forebay_server.concurrency import OneForAll, end_all, gather_bounded
+from forebay_server.sources.registry import Stores
+from forebay_server.sources.remote import Target
+from forebay_server.sources.retries import READING, RetryPolicy, attempt
+
+MIB = 1 << 20
+OnChunk = Callable[[Buffer], Awaitable[None]]
+
+
+class Fetcher:
+    """Reads objects of all stores. One per daemon."""
+
+    def __init__(
+        self,
+        stores: Stores,
+        *,
+        part_bytes: int = 8 * MIB,
+        parts_in_flight: int = 16,
+        prepared_bytes: int = 128 * MIB,
+        retries: RetryPolicy = READING,
+    ) -> None:
+        """Parts of 8 MiB: long enough that a request's latency is a small part of it, short enough to be repeated.
+
+        `prepared_bytes`: of memory for what formats know of objects: the footers of some thousands of usual files.
+        """
+        if part_bytes < 1 or parts_in_flight < 1 or prepared_bytes < 0:
+            raise ConfigurationError("part_bytes and parts_in_flight must be at least 1, prepared_bytes at least 0")
+        self._stores = stores
+        self._part_bytes = part_bytes
+        self._parts_in_flight = parts_in_flight
+        self._places = asyncio.Semaphore(parts_in_flight)
+        self._kept = PreparedObjects(prepared_bytes)
+        self._preparing: OneForAll[_Name, Prepared] = OneForAll()
+        self._retries = retries
+
+    async def prepare(self, root: str, obj: ObjectInfo, format: Format) -> Prepared:
+        """What the format knows of the object, read once for all who ask at the same time, and kept for a while."""
+        target = self._stores.target(root, obj.key)
+        name = (target.url, obj.version, format)
+        kept = self._kept.get(name)
+        return kept or await self._preparing.result(name, lambda: self._prepare(name, target, obj, format))
+
+    async def cut(self, root: str, obj: ObjectInfo, format: Format) -> ObjectCut:
+        """The object as the format cuts it. What it came to know of it for that is kept for a while."""
+        target = self._stores.target(root, obj.key)
+        prepared, cut = await self._drive(target, obj, _prepared_and_cut(obj, format))
+        self._kept.put((target.url, obj.version, format), prepared)
+        return cut
+
+    async def close(self) -> None:
+        """Ends what is being prepared."""
+        await self._preparing.close()
+
+    async def _prepare(self, name: "_Name", target: Target, obj: ObjectInfo, format: Format) -> Prepared:
+        prepared = await self._drive(target, obj, format.prepare(obj))
+        self._kept.put(name, prepared)
+        return prepared
+
+    async def _drive(self, target: Target, obj: ObjectInfo, steps: Steps[T]) -> T:
+        answer: list[Buffer] | None = None
+        try:
+            while True:
+                advanced = await asyncio.to_thread(_advance, steps, answer)
+                if isinstance(advanced, _Done):
+                    return advanced.result
+                answer = await gather_bounded(
+                    self._parts_in_flight, lambda wanted: self._read(target, obj, wanted), advanced.ranges
+                )
+        finally:
+            with contextlib.suppress(ValueError):  # a cancelled step runs on to its end on its thread
+                steps.close()
+
+    async def stream(self, root: str, obj: ObjectInfo, ranges: Sequence[ByteRange], on_chunk: OnChunk) -> None:
+        """Awaits `on_chunk` with the bytes of the concatenated ranges, in order, in chunks of at most `part_bytes`.
+
+        A chunk must not be kept after the call. Cancelling ends all requests of the stream.
+        """
+        target = self._stores.target(root, obj.key)
+        parts = split(ranges, self._part_bytes)
+        ahead: deque[_Part] = deque()
+        try:
+            self._start_parts(target, obj, parts, ahead)
+            while ahead:
+                chunk = await ahead[0].task
+                await on_chunk(chunk)
+                del chunk
+                ahead.popleft().give_back()
+                self._start_parts(target, obj, parts, ahead)
+        finally:
+            await end_all([part.task for part in ahead])
+            for part in ahead:
+                part.give_back()
+
+    def _start_parts(self, target: Target, obj: ObjectInfo, parts: Iterator[ByteRange], ahead: "deque[_Part]") -> None:
+        while len(ahead) < self._parts_in_flight and (wanted := next(parts, None)):
+            ahead.append(_Part(self._places, partial(self._read, target, obj, wanted)))
+
+    async def _read(self, target: Target, obj: ObjectInfo, wanted: ByteRange) -> Buffer:
+        if wanted.length == 0:
+            return b""
+        return await attempt(
+            target.store, target.url, self._retries, lambda: target.store.read(target.key, wanted, obj.version)
+        )
+
+
+class _Part:
+    """One part of a stream on its way, with its place in memory once it has one."""
+
+    def __init__(self, places: asyncio.Semaphore, read: Callable[[], Awaitable[Buffer]]) -> None:
+        self._places = places
+        self._has_place = False
+        self.task = asyncio.create_task(self._run(read))
+
+    async def _run(self, read: Callable[[], Awaitable[Buffer]]) -> Buffer:
+        await self._places.acquire()
+        self._has_place = True
+        return await read()
+
+    def give_back(self) -> None:
+        if self._has_place:
+            self._has_place = False
+            self._places.release()
+
+
+#: The URL of an object, its version, and the format that looked at it.
+_Name = tuple[str, str, Format]
+
+
+class PreparedObjects:
+    """What formats know of the objects that were looked at lately, least recently used out first.
+
+    What would not fit at all is kept besides, the latest one: a huge footer must not be parsed for each of its pieces.
+    """
+
+    #: Of an entry besides what it holds: names, and places in tables.
+    ENTRY_BYTES = 1024
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity = capacity_bytes
+        self._used = 0
+        self._entries: OrderedDict[_Name, Prepared] = OrderedDict()
+        self._large: tuple[_Name, Prepared] | None = None
+
+    def get(self, name: _Name) -> Prepared | None:
+        """What is kept under the name, if it is."""
+        if self._large is not None and self._large[0] == name:
+            return self._large[1]
+        if name in self._entries:
+            self._entries.move_to_end(name)
+        return self._entries.get(name)
+
+    def put(self, name: _Name, prepared: Prepared) -> None:
+        """Keeps it for as long as there is room."""
+        size = prepared.memory_bytes + self.ENTRY_BYTES
+        if self.get(name) is not None:
+            return
+        if size > self._capacity:
+            self._large = (name, prepared)
+            return
+        self._entries[name] = prepared
+        self._used += size
+        while self._used > self._capacity:
+            _, dropped = self._entries.popitem(last=False)
+            self._used -= dropped.memory_bytes + self.ENTRY_BYTES
+
+
+def _prepared_and_cut(obj: ObjectInfo, format: Format) -> Steps[tuple[Prepared, ObjectCut]]:
+    prepared = yield from format.prepare(obj)
+    return prepared, format.cut(obj, prepared)
+
+
+def split(ranges: Sequence[ByteRange], part_bytes: int) -> Iterator[ByteRange]:
+    """The ranges in order, cut into parts of at most `part_bytes`; empty ranges are left out."""
+    for whole in ranges:
+        for start in range(whole.start, whole.stop, part_bytes):
+            yield ByteRange(start, min(start + part_bytes, whole.stop))
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The byte ranges that a generator asks for."""
+
+    ranges: list[ByteRange]
+
+
+@dataclass(frozen=True, slots=True)
+class _Done(Generic[T]):
+    """What a generator returned: a StopIteration cannot travel through a future."""
+
+    result: T
+
+
+def _advance(steps: Steps[T], answer: list[Buffer] | None) -> _Wanted | _Done[T]:
+    try:
+        return _Wanted(next(steps) if answer is None else steps.send(answer))
+    except StopIteration as stop:
+        return _Done(stop.value)

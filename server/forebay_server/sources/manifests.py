@@ -1,0 +1,197 @@
+"""The manifests of the datasets that were opened: built once, kept as files, found again by what they were built from.
+
+A dataset's id is a digest of everything that its manifest depends on: the root, the endpoint, the format with its
+options and cut, and each object's key, size and version. So the file under an id is right for ever, also after a
+restart; a source whose objects have changed has another id, and one that has not is only listed.
+
+Listing runs on the event loop; formats, digests and files on threads. Opening the same source at the same time is one
+piece of work, and its failure reaches all who wait for it.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from forebay_core.errors import BadObject, ConfigurationError, EmptyDataset, ForebayError, PieceGone
+from forebay_core.formats import from_spec, infer
+from forebay_core.formats.base import Format, ObjectCut, ObjectInfo
+from forebay_core.locations import Source
+from forebay_core.manifest import Manifest
+from forebay_server.concurrency import OneForAll, gather_bounded
+from forebay_server.sources.failures import naming, shown
+from forebay_server.sources.fetching import Fetcher
+from forebay_server.sources.listing import Listing, list_objects
+from forebay_server.sources.registry import Stores
+
+_log = logging.getLogger(__name__)
+#: Objects that are cut at once: each waits for a request or two most of its time.
+_CUTS = 32
+#: Manifests that stay mapped although no session may use them.
+_KEPT = 16
+#: Objects of one dataset that a warning names.
+_NAMED = 5
+_ID = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedDataset:
+    """A dataset with its manifest and the file that holds it."""
+
+    dataset_id: str
+    path: Path
+    manifest: Manifest
+
+
+class Manifests:
+    """All manifests of a daemon, as files `<dataset id>.arrow` of one directory, which is made when one is saved."""
+
+    def __init__(self, directory: Path, stores: Stores, fetcher: Fetcher) -> None:
+        self._directory = directory
+        self._stores = stores
+        self._fetcher = fetcher
+        self._opening: OneForAll[tuple[tuple[str, ...], str], OpenedDataset] = OneForAll()
+        self._kept: OrderedDict[str, OpenedDataset] = OrderedDict()
+
+    async def open(self, urls: Sequence[str], format_json: str) -> OpenedDataset:
+        """The dataset of these URLs as they are now. `format_json` is a format's spec; empty: found by extension.
+
+        Raises `ConfigurationError` and `UnknownScheme` for what cannot work, the errors of the source while it is
+        listed and cut, and `EmptyDataset` where there are no samples.
+        """
+        source = Source(tuple(urls))
+        format = _format(format_json)
+        return await self._opening.result((source.urls, format_json), lambda: self._open(source, format))
+
+    def get(self, dataset_id: str) -> OpenedDataset | None:
+        """The dataset of an id that `open` gave, also before a restart; None for one that is not known."""
+        kept = self._kept.get(dataset_id)
+        if kept is not None:
+            self._kept.move_to_end(dataset_id)
+            return kept
+        found = self._read(dataset_id) if _ID.fullmatch(dataset_id) else None
+        return self._keep(found) if found else None
+
+    async def close(self) -> None:
+        """Ends what is being opened; those who wait for it are cancelled."""
+        await self._opening.close()
+
+    async def _open(self, source: Source, format: Format | None) -> OpenedDataset:
+        listing = await list_objects(self._stores, source)
+        format = format or infer(obj.key for obj in listing.objects)
+        endpoint = self._stores.target(listing.source.root).store.endpoint
+        dataset_id = await asyncio.to_thread(_dataset_id, listing, format, endpoint)
+        if dataset_id in self._kept and self._path(dataset_id).exists():
+            return self._kept[dataset_id]
+        kept = await asyncio.to_thread(self._read, dataset_id)
+        return self._keep(kept or await self._build(listing, format, dataset_id))
+
+    async def _build(self, listing: Listing, format: Format, dataset_id: str) -> OpenedDataset:
+        root, objects = listing.source.root, listing.objects
+        schemas = SharedSchemas()
+
+        async def cut(obj: ObjectInfo) -> ObjectCut:
+            return schemas.shared(await self._cut(root, obj, format))
+
+        cuts = await gather_bounded(_CUTS, cut, objects)
+        self._tell_dropped(root, objects, cuts)
+        manifest = await asyncio.to_thread(Manifest.build, root, format, list(zip(objects, cuts, strict=True)))
+        if not manifest.samples:
+            raise EmptyDataset(f"{listing.source.display} has no samples: its {len(objects)} objects are all empty")
+        path = self._path(dataset_id)
+        await asyncio.to_thread(_save, manifest, path)
+        return OpenedDataset(dataset_id, path, manifest)
+
+    async def _cut(self, root: str, obj: ObjectInfo, format: Format) -> ObjectCut:
+        try:
+            return await self._fetcher.cut(root, obj, format)
+        except ForebayError as error:
+            named = naming(error, key=obj.key, url=self._stores.target(root, obj.key).url)
+            if named is error:
+                raise
+            raise named from error
+
+    def _tell_dropped(self, root: str, objects: Sequence[ObjectInfo], cuts: Sequence[ObjectCut]) -> None:
+        short = [(obj.key, cut.dropped) for obj, cut in zip(objects, cuts, strict=True) if cut.dropped]
+        for key, dropped in short[:_NAMED]:
+            url = self._stores.target(root, key).url
+            _log.warning("%s: its last %d items fill no sample and are left out", shown(url), dropped)
+        if len(short) > _NAMED:
+            _log.warning("%s: the same in %d more objects", shown(root), len(short) - _NAMED)
+
+    def _read(self, dataset_id: str) -> OpenedDataset | None:
+        """The dataset of a kept file; None where there is none, or one of another version or damaged."""
+        path = self._path(dataset_id)
+        try:
+            manifest = Manifest.open(path)
+        except (BadObject, PieceGone, OSError):
+            return None
+        return OpenedDataset(dataset_id, path, manifest)
+
+    def _keep(self, opened: OpenedDataset) -> OpenedDataset:
+        self._kept[opened.dataset_id] = opened
+        if len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return opened
+
+    def _path(self, dataset_id: str) -> Path:
+        return self._directory / f"{dataset_id}.arrow"
+
+
+class SharedSchemas:
+    """The schemas of many objects, each different one once: a million objects have few, and hold on to them for the
+    whole build."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, pa.Schema] = {}
+        self._latest: pa.Schema | None = None
+
+    def shared(self, cut: ObjectCut) -> ObjectCut:
+        """The cut with the one schema of its kind."""
+        if self._latest is None or not cut.schema.equals(self._latest, check_metadata=True):
+            self._latest = self._known.setdefault(cut.schema.serialize().to_pybytes(), cut.schema)
+        return replace(cut, schema=self._latest)
+
+
+def _format(format_json: str) -> Format | None:
+    if not format_json:
+        return None
+    try:
+        spec = json.loads(format_json)
+    except ValueError as error:
+        raise ConfigurationError(f"the format is not JSON ({error}): give what Format.spec() returns") from error
+    if not isinstance(spec, dict):
+        raise ConfigurationError(f"the format is not a JSON object: {format_json[:100]!r}")
+    return from_spec(spec)
+
+
+def _save(manifest: Manifest, path: Path) -> None:
+    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    manifest.save(path)
+
+
+def _dataset_id(listing: Listing, format: Format, endpoint: str) -> str:
+    digest = hashlib.sha256()
+    for part in _identity(listing, format, endpoint):
+        data = part.encode("utf-8", "surrogateescape")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _identity(listing: Listing, format: Format, endpoint: str) -> Iterator[str]:
+    yield "forebay-dataset-1"
+    yield listing.source.root
+    yield endpoint
+    yield json.dumps(format.spec(), sort_keys=True)
+    for obj in listing.objects:
+        yield obj.key
+        yield str(obj.size)
+        yield obj.version

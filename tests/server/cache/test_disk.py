@@ -1,0 +1,165 @@
+"""The cache directory: files are the truth, and no half of a piece ever counts."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from forebay_core.errors import AccessDenied, AlreadyRunning, BadObject, ConfigurationError
+from forebay_server.cache.disk import CacheDisk, Entry, Origin
+from tests.server.scripted import claimed, content, key_of
+
+ORIGIN = Origin("s3://bucket/1.bin", "v1", 10, ("a", "b"), "raw-1")
+
+
+def put(disk: CacheDisk, number: int, size: int = 10_000) -> Entry:
+    temp = disk.create()
+    temp.write(content(number, size))
+    return disk.commit(temp, key_of(number), ORIGIN)
+
+
+def sidecar(disk: CacheDisk, key: str) -> Path:
+    return disk.path(key).with_name(f"{key}.json")
+
+
+def test_what_was_committed_is_found_again_by_the_next_owner(tmp_path: Path) -> None:
+    with claimed(tmp_path) as disk:
+        entry, disk_id = put(disk, 1), disk.id
+        assert disk.lookup(entry.key) == entry
+        assert disk.stands(entry)
+    with claimed(tmp_path) as disk:
+        disk.sweep()
+        assert list(disk.entries()) == [entry]
+        assert disk.id == disk_id
+
+
+def test_a_piece_takes_blocks_not_bytes(tmp_path: Path) -> None:
+    with claimed(tmp_path) as disk:
+        entry = put(disk, 1, size=1)
+        assert entry.size == 1
+        assert entry.blocks >= 2 * 4096
+
+
+@pytest.mark.parametrize(
+    "damage", ["no sidecar", "bad sidecar", "other size", "other key", "no data", "link", "old boot"]
+)
+def test_what_is_not_whole_does_not_count_and_is_swept(tmp_path: Path, damage: str) -> None:
+    with claimed(tmp_path) as disk:
+        key = put(disk, 1).key
+        data, facts = disk.path(key), sidecar(disk, key)
+    if damage == "no sidecar":
+        facts.unlink()
+    elif damage == "bad sidecar":
+        facts.write_text("{")
+    elif damage == "other size":
+        data.write_bytes(b"short")
+    elif damage == "other key":
+        facts.write_text(facts.read_text().replace(key, key_of(2)))
+    elif damage == "no data":
+        data.unlink()
+    elif damage == "link":
+        shutil.move(data, tmp_path / "elsewhere")
+        data.symlink_to(tmp_path / "elsewhere")
+    else:
+        facts.write_text(json.dumps(json.loads(facts.read_text()) | {"boot": "another"}))
+    with claimed(tmp_path) as disk:
+        assert disk.lookup(key) is None
+        assert list(disk.entries()) == []
+        disk.sweep()
+        assert list(data.parent.iterdir()) == []
+        assert (damage != "link") or (tmp_path / "elsewhere").exists(), "a link's target is not ours"
+
+
+def test_a_synced_piece_counts_after_another_boot(tmp_path: Path) -> None:
+    with claimed(tmp_path) as disk:
+        key = put(disk, 1).key
+        facts = sidecar(disk, key)
+        facts.write_text(json.dumps(json.loads(facts.read_text()) | {"boot": "another", "synced": True}))
+        assert disk.lookup(key) is not None
+
+
+def test_sweeping_takes_what_an_earlier_owner_left_and_nothing_of_this_one(tmp_path: Path) -> None:
+    with claimed(tmp_path) as disk:
+        key = put(disk, 1).key
+        disk.write_error(key_of(2), BadObject("bad"))
+        disk.create().write(b"half")
+    with claimed(tmp_path) as disk:
+        disk.write_error(key_of(3), BadObject("bad"))
+        mine = disk.create()
+        disk.sweep()
+        assert [path.name for path in (tmp_path / "tmp").iterdir()] == [mine.name]
+        assert not disk.path(key_of(2)).with_name(f"{key_of(2)}.error").exists()
+        assert disk.path(key_of(3)).with_name(f"{key_of(3)}.error").exists()
+        assert disk.lookup(key) is not None
+        disk.discard(mine)
+        disk.discard(mine)
+
+
+def test_removing_takes_the_data_before_the_sidecar_and_may_be_repeated(tmp_path: Path) -> None:
+    with claimed(tmp_path) as disk:
+        key = put(disk, 1).key
+        disk.remove(key)
+        disk.remove(key)
+        disk.remove(key_of(9))
+        assert list(disk.path(key).parent.iterdir()) == []
+
+
+def test_an_error_is_written_whole_and_cleared(tmp_path: Path) -> None:
+    with claimed(tmp_path) as disk:
+        disk.write_error(key_of(1), AccessDenied("no ü"))
+        path = disk.path(key_of(1)).with_name(f"{key_of(1)}.error")
+        assert json.loads(path.read_text()) == {"error": "AccessDenied", "message": "no ü"}
+        disk.clear_error(key_of(1))
+        disk.clear_error(key_of(1))
+        assert not path.exists()
+
+
+def test_nothing_below_the_root_is_reached_through_a_link(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with claimed(root) as disk:
+        (root / "pieces" / key_of(1)[:2]).symlink_to(elsewhere)
+        with pytest.raises(OSError, match=r"Not a directory|symbolic links"):
+            put(disk, 1)
+        assert list(elsewhere.iterdir()) == []
+        assert list((root / "tmp").iterdir()) == []
+    shutil.rmtree(root / "tmp")
+    (root / "tmp").symlink_to(elsewhere)
+    with pytest.raises(ConfigurationError, match="cannot be used"):
+        CacheDisk.claim(root)
+
+
+def test_files_are_for_the_owner_and_the_group_alone(tmp_path: Path) -> None:
+    with claimed(tmp_path / "cache") as disk:
+        key = put(disk, 1).key
+        assert disk.path(key).stat().st_mode & 0o777 == 0o640
+        assert sidecar(disk, key).stat().st_mode & 0o777 == 0o640
+        assert disk.root.stat().st_mode & 0o777 == 0o750
+
+
+def test_a_directory_has_one_owner_at_a_time(tmp_path: Path) -> None:
+    with claimed(tmp_path), pytest.raises(AlreadyRunning, match=f"pid {os.getpid()}"):
+        CacheDisk.claim(tmp_path)
+    with claimed(tmp_path):
+        pass
+    assert not (tmp_path / "lock").exists()
+
+
+def test_a_root_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c").chmod(0o707)
+    with pytest.raises(ConfigurationError, match="others can write"):
+        CacheDisk.claim(tmp_path / "c")
+
+
+def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "c").write_text("")
+    with pytest.raises(ConfigurationError, match="not a directory"):
+        CacheDisk.claim(tmp_path / "c")
+
+
+def test_an_unknown_group_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no-such-group"):
+        CacheDisk.claim(tmp_path / "c", "no-such-group")
