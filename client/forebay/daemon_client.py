@@ -69,7 +69,6 @@ class DaemonClient:
         self.reconnect_seconds = reconnect_seconds
         self._start = start
         self._reached = False
-        self._opened: dict[str, OpenedDataset] = {}
 
     def open_dataset(self, urls: Sequence[str], format_json: str = "") -> OpenedDataset:
         """Lets the daemon list the source and build or find its manifest; may take minutes for a new, large one.
@@ -82,7 +81,7 @@ class DaemonClient:
         answer = self.call("OpenDataset", request, pb.OpenDatasetResponse, timeout_seconds=OPEN_DATASET_SECONDS)
         self.disks.learn((disk.disk_id, disk.path) for disk in answer.disks)
         manifest = answer.manifest
-        opened = OpenedDataset(
+        return OpenedDataset(
             answer.dataset_id,
             self.disks.locate(manifest.disk_id, manifest.path),
             manifest.inode,
@@ -90,12 +89,6 @@ class DaemonClient:
             tuple(urls),
             format_json,
         )
-        self._opened[opened.dataset_id] = opened
-        return opened
-
-    def opened(self, dataset_id: str) -> OpenedDataset:
-        """A dataset that this client has opened. KeyError for another."""
-        return self._opened[dataset_id]
 
     def status(self) -> StatusSnapshot:
         """What the daemon holds and does. Raises `DaemonUnavailable`, `DaemonError`."""

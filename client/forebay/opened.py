@@ -66,7 +66,7 @@ class Stream:
         """Asks the daemon. Raises the errors of the source, `ColumnNotFound`, `DaemonUnavailable`."""
         client = DaemonClient(address)
         dataset = client.open_dataset(urls, "" if format is None else json.dumps(format.spec(), sort_keys=True))
-        manifest = Manifest.open(dataset.manifest_path)
+        manifest = Manifest.open(dataset.manifest_path, inode=dataset.inode, size=dataset.size_bytes)
         names = tuple(manifest.columns(None if columns is None else list(columns)))
         return cls(client, dataset, manifest, names, order_spec, order_spec.over(manifest))
 
@@ -93,7 +93,7 @@ class Stream:
         """What an engine reads from."""
         return Feed(
             client=self.client,
-            dataset_id=self.dataset.dataset_id,
+            dataset=self.dataset,
             columns=self.columns,
             label=f"rank {here.rank} of {here.world_size}: {source}",
             order=self.order,

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forebay.daemon_client import DaemonClient
+from forebay.daemon_client import DaemonClient, OpenedDataset
 from forebay.loading.chunk import Batch, Closed, Int64, PieceFile
 from forebay.loading.delivery import Delivery
 from forebay.loading.lookahead import Depth, Leases, Lookahead
@@ -27,7 +27,7 @@ class Feed:
     """
 
     client: DaemonClient
-    dataset_id: str
+    dataset: OpenedDataset
     columns: tuple[str, ...]
     label: str
     order: Order
@@ -37,7 +37,7 @@ class Feed:
 
     def connect(self) -> Leases:
         """Opens the session."""
-        return _SessionLeases(Session(self.client, self.client.opened(self.dataset_id), self.columns, self.label))
+        return _SessionLeases(Session(self.client, self.dataset, self.columns, self.label))
 
 
 class Engine:

@@ -6,7 +6,7 @@ for a piece to arrive: a chunk may name files that are still being filled, and i
 
 `next_chunk` and `lease_again` are called by readers (threads of delivery, or the trainer's thread inside torch's
 loader), `delivered` and `close` by the trainer's thread. `_condition` guards what both sides touch; no call to the
-daemon is made under it.
+daemon is made under it. `delivered` takes it only to wake a planner that waits.
 """
 
 import logging
@@ -80,7 +80,9 @@ class Lookahead:
         self._start = start
         self._condition = threading.Condition()
         self._ready: deque[Chunk] = deque()
-        self._outstanding = 0
+        #: Steps planned, counted by the planner, and steps with the trainer, counted by the trainer.
+        self._planned = self._handed = 0
+        self._is_waiting = False
         self._delivered = start[0] * order.samples + start[1]
         self._failure: BaseException | None = None
         self._closing = False
@@ -127,12 +129,16 @@ class Lookahead:
 
     def delivered(self, end: StepEnd) -> None:
         """A step is with the trainer."""
-        with self._condition:
-            self._delivered = end.epoch * self._order.samples + end.position
-            self._outstanding -= 1
-            has_room = self._outstanding + self._depth.chunk_steps <= self._depth.steps
-            if has_room or self._is_tight or self._holdings.next_end <= self._delivered:
+        self._delivered = end.epoch * self._order.samples + end.position
+        self._handed += 1
+        # The planner says that it waits before it looks whether it must: one of the two sees the other.
+        if self._is_waiting and self._wakes():
+            with self._condition:
                 self._condition.notify_all()
+
+    def _wakes(self) -> bool:
+        has_room = self._outstanding + self._depth.chunk_steps <= self._depth.steps
+        return has_room or self._is_tight or self._holdings.next_end <= self._delivered
 
     def is_closed(self) -> bool:
         """True once it was closed."""
@@ -165,17 +171,28 @@ class Lookahead:
         steps = len(chunk.ends)
         while True:
             with self._condition:
-                self._condition.wait_for(lambda: self._has_work(steps), HEARTBEAT_SECONDS)
+                self._wait(lambda: self._has_work(steps))
                 if self._closing:
                     raise Closed
                 room = self._has_room(steps)
                 if room:
-                    self._outstanding += steps
+                    self._planned += steps
                     self._ready.append(chunk)
                     self._condition.notify_all()
             self._keep_in_touch(session)
             if room:
                 return
+
+    @property
+    def _outstanding(self) -> int:
+        """Steps that are planned and not with the trainer."""
+        return self._planned - self._handed
+
+    def _wait(self, predicate: Callable[[], bool]) -> None:
+        """Waits for the trainer, at most until the next heartbeat. With the condition held."""
+        self._is_waiting = True
+        self._condition.wait_for(predicate, HEARTBEAT_SECONDS)
+        self._is_waiting = False
 
     def _has_work(self, steps: int) -> bool:
         return self._closing or self._has_room(steps) or self._holdings.next_end <= self._delivered
@@ -273,7 +290,7 @@ class Lookahead:
         self._is_tight = True
         while (outstanding := self._outstanding) and not self._fits(session, pieces):
             with self._condition:
-                self._condition.wait_for(lambda: self._has_moved(outstanding), HEARTBEAT_SECONDS)
+                self._wait(lambda: self._has_moved(outstanding))
                 if self._closing:
                     raise Closed
             self._keep_in_touch(session)

@@ -6,23 +6,22 @@ bounded whatever the order. Where rows lie end to end, pieces are mapped into on
 Used by one thread at a time (each reader has its own).
 """
 
-import json
 import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from forebay.loading.chunk import Closed, Int64, PieceFile, StillFilling
-from forebay_core.errors import DaemonError, PieceGone, by_name
+from forebay_core.errors import DaemonError, PieceGone
 from forebay_core.formats.base import PieceReader
 from forebay_core.grid import Grid
 from forebay_core.manifest import Manifest
 from forebay_core.mapping import MappedFile
+from forebay_core.node_layout import read_error
 
 OPEN_LIMIT = 1024
 """Mappings kept open at once. Their number is what the window holds, some dozens; the kernel allows 65,530."""
@@ -165,17 +164,10 @@ class OpenPieces:
                     raise
                 if time.monotonic() > deadline:
                     raise StillFilling(f"{file.path} has been in fill for {self._wait_seconds:g} s") from None
-            raise_fill_error(file.path)
+            failure = read_error(file.path)
+            if failure is not None:
+                raise failure
             if self._is_closed():
                 raise Closed
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_WAIT_SECONDS)
-
-
-def raise_fill_error(path: str) -> None:
-    """Raises what the daemon wrote down of a fill that failed; returns where it did not."""
-    try:
-        found = json.loads(Path(path + ".error").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return
-    raise by_name(found["error"])(found["message"])
