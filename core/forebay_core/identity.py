@@ -35,9 +35,8 @@ class SourceIdentity:
         them, none where the layout ignores columns."""
         texts = (scheme, endpoint, account, bucket, version, layout, *columns)
         parts = (key, *(text.encode("utf-8", "surrogateescape") for text in texts))
-        self._digest = hashlib.sha256(_DOMAIN)
-        for part in parts:
-            self._digest.update(len(part).to_bytes(8, "little") + part)
+        prefixed = (piece for part in parts for piece in (len(part).to_bytes(8, "little"), part))
+        self._digest = hashlib.sha256(_DOMAIN + b"".join(prefixed))
 
     def piece_key(self, start: int, stop: int, first_unit: int, units: int) -> str:
         """The name of the piece that is bytes [start, stop) and so many of the format's units: 64 lower-case

@@ -7,11 +7,15 @@ Called once at start and end, on the main thread.
 
 import fcntl
 import os
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from forebay_core.errors import AlreadyRunning, ConfigurationError
+
+#: A client that looks whether a daemon runs holds a shared lock for an instant; that is not a daemon.
+_PROBE_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class HeldLock:
 def hold(path: Path, what: str) -> HeldLock:
     """Locks the file at `path`, made if need be. Raises `AlreadyRunning`, which names `what` and the holder's pid,
     and `ConfigurationError` where the file cannot be made."""
+    patient_until = time.monotonic() + _PROBE_SECONDS
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o640)
@@ -39,6 +44,9 @@ def hold(path: Path, what: str) -> HeldLock:
         except BlockingIOError:
             holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(descriptor)
+            if time.monotonic() < patient_until:
+                time.sleep(_PROBE_SECONDS / 10)
+                continue
             raise AlreadyRunning(
                 f"another daemon (pid {holder}) holds {what}; stop it, or give this one another place"
             ) from None

@@ -1,8 +1,10 @@
 """The socket: one owner, who leaves nothing behind."""
 
+import fcntl
 import multiprocessing
 import os
 import socket as sockets
+import threading
 from pathlib import Path
 
 import pytest
@@ -71,3 +73,13 @@ def test_a_lock_file_that_is_replaced_while_it_is_taken_does_not_give_two_owners
     assert os.fstat(second.descriptor).st_ino == (home / "lock").stat().st_ino
     os.close(first.descriptor)
     second.release()
+
+
+def test_a_probe_that_holds_the_lock_for_an_instant_is_not_taken_for_a_daemon(home: Path) -> None:
+    path = home / "lock"
+    with path.open("a") as probe:
+        fcntl.flock(probe, fcntl.LOCK_SH)
+        ends = threading.Timer(0.03, fcntl.flock, (probe, fcntl.LOCK_UN))
+        ends.start()
+        hold(path, "the test").release()
+        ends.join()

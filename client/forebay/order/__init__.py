@@ -1,16 +1,17 @@
 """The order engine: which sample every rank reads at every step, as pure functions of a seed.
 
 Read in this order: `options` (what may be chosen), `lanes` and `line` (pieces to a track), `window` and `permutation`
-(the shuffles), `sequence` (positions to samples), `steps` and `share` (positions to ranks), `plan` and `needs` (what the
-loader asks), `engine` (the surface), `mixture` (the order of several datasets). It does no I/O and knows nothing of
+(the shuffles), `sequence` (positions to samples), `steps` and `share` (positions to ranks), `plan` and `needs` (what
+the loader asks), `engine` (the surface), `mixture` (the order of several datasets). It does no I/O and knows nothing of
 torch, files or the daemon.
 """
 
 from forebay.order.engine import EpochOrder, Located, Order, Place
-from forebay.order.mixture import Draws, MixtureEpoch, MixtureOrder
+from forebay.order.mixture import Draws, MixtureEpoch, MixtureOrder, in_step_order
 from forebay.order.needs import Needs
 from forebay.order.options import OrderOptions, Shuffle
 from forebay.order.plan import RankPlan
+from forebay.order.share import Runs, runs
 from forebay.order.steps import Split, Step, Tail
 
 __all__ = [
@@ -24,8 +25,11 @@ __all__ = [
     "OrderOptions",
     "Place",
     "RankPlan",
+    "Runs",
     "Shuffle",
     "Split",
     "Step",
     "Tail",
+    "in_step_order",
+    "runs",
 ]

@@ -27,8 +27,8 @@ from forebay_core.errors import ConfigurationError, EmptyDataset
 EpochLength = Literal["longest", "shortest"] | int
 
 DEFAULT_BLOCK = 10_000
-"""So many that weights in whole hundredths of a percent are exact; so few that a block takes half a millisecond, and that
-the draws of a source up to any position stay within a hundred or so of its share: standard deviation √block / 4."""
+"""So many that weights in whole hundredths of a percent are exact; so few that a block takes half a millisecond, and
+that the draws of a source up to any position stay within a hundred or so of its share (deviation √block / 4)."""
 MAXIMUM_BLOCK = 1 << 16
 """A slot's number is kept in the low 16 bits of its key."""
 
@@ -222,7 +222,7 @@ def in_step_order(fraction: npt.NDArray[np.float64], take: Int64) -> Int64:
     take: how many draws each step takes; their sum is len(fraction).
 
     Indices into `fraction`, int64: those of the first step, by fraction, ties by position; then those of the next.
-    `forebay.order.share.runs` says which of each step are a rank's. A step's pads are ordered alone and follow.
+    `forebay.order.runs` says which of each step are a rank's. A step's pads are ordered alone and follow.
     """
     return np.lexsort((fraction, np.repeat(np.arange(len(take)), take)))
 

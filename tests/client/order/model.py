@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-PIECES, PARTS, WINDOW = 1, 2, 3
+PIECES, PARTS, WINDOW, PERMUTATION, MIXTURE = 1, 2, 3, 4, 5
 
 
 class Sample(NamedTuple):
@@ -36,12 +36,14 @@ def bit_reversed_lanes(lanes: int) -> list[int]:
 
 
 def positions(
-    rows: list[int], *, seed: int, shuffle: bool, lanes: int, window: int, sticky: bool, epoch: int
+    rows: list[int], *, seed: int, shuffle: str | bool, lanes: int, window: int, sticky: bool, epoch: int
 ) -> list[Sample]:
     """The sample at every position of an epoch."""
     total = sum(rows)
     pieces = [piece for piece, number in enumerate(rows) if number]
-    if shuffle:
+    if shuffle == "global":
+        lanes = 1
+    if shuffle == "window":
         keys = words(seed, PIECES, len(pieces), epoch=0 if sticky else epoch)
         pieces = [piece for _, piece in sorted(zip(keys, pieces, strict=True))]
     line = [(piece, row) for piece in pieces for row in range(rows[piece])]
@@ -56,7 +58,11 @@ def positions(
         for piece, row in line[coordinate : coordinate + length]:
             samples.append(Sample(lane, coordinate, sum(rows[:piece]) + row, piece, row))
             coordinate += 1
-        read.append(_shuffled(samples, seed, lane, window, epoch) if shuffle else samples)
+        if shuffle == "window":
+            samples = _shuffled(samples, seed, lane, window, epoch)
+        elif shuffle == "global":
+            samples = [samples[permuted(position, total, seed, epoch)] for position in range(total)]
+        read.append(samples)
     return [read[round_of_lanes[q % lanes]][q // lanes] for q in range(total)]
 
 
@@ -74,6 +80,40 @@ def _shuffled(samples: list[Sample], seed: int, lane: int, window: int, epoch: i
         drawn += words(seed, WINDOW, block, stream=lane, block=len(drawn) // block, epoch=epoch)
     keys = [(offset << 20) + (((drawn[offset] >> 32) * window) >> 12) for offset in range(len(track))]
     return [track[offset] for offset in sorted(range(len(track)), key=lambda i: (keys[i], i))]
+
+
+def permuted(position: int, samples: int, seed: int, epoch: int) -> int:
+    """The sample that the global shuffle reads at a position."""
+    left = math.isqrt(samples - 1) + 1
+    left += left % 2
+    right = -(-samples // left)
+    keys = words(seed, PERMUTATION, 24 if samples < 256 else 8, epoch=epoch)
+    cell = position
+    while True:
+        halves = [cell // right, cell % right]
+        for number, key in enumerate(keys):
+            side = number % 2
+            modulus = (left, right)[side]
+            mixed = (halves[1 - side] + key) * 0xBF58476D1CE4E5B9 % 2**64
+            mixed = (mixed ^ (mixed >> 32)) * 0x94D049BB133111EB % 2**64
+            halves[side] = (halves[side] + (mixed >> 32) * modulus // 2**32) % modulus
+        cell = halves[0] * right + halves[1]
+        if cell < samples:
+            return cell
+
+
+def draws(sources: list[int], slots: list[int], seed: int, stop: int) -> list[tuple[int, int, int]]:
+    """(source, its epoch, its position) at every running position of a mixture up to `stop`, in whole blocks."""
+    source_of_slot = [source for source, number in enumerate(slots) for _ in range(number)]
+    drawn = [0] * len(sources)
+    result = []
+    for block in range(math.ceil(stop / sum(slots))):
+        keys = words(seed, MIXTURE, sum(slots), block=block)
+        for slot in sorted(range(len(keys)), key=lambda slot: (keys[slot] >> 16, slot)):
+            source = source_of_slot[slot]
+            result.append((source, drawn[source] // sources[source], drawn[source] % sources[source]))
+            drawn[source] += 1
+    return result
 
 
 class Step(NamedTuple):

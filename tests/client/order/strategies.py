@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from forebay.order import EpochOrder, Order, OrderOptions, Split
+from forebay.order import EpochOrder, Order, OrderOptions, Shuffle, Split
 from tests.client.order import model
 
 TAILS = ("even", "drop", "pad")
@@ -17,7 +17,7 @@ class Case:
 
     rows: list[int]
     seed: int
-    shuffle: bool
+    shuffle: Shuffle
     lanes: int
     window: int
     sticky: bool
@@ -25,7 +25,7 @@ class Case:
 
     def order(self) -> Order:
         options = OrderOptions(lanes=self.lanes, window=self.window, sticky=self.sticky)
-        return Order(self.rows, seed=self.seed, shuffle="window" if self.shuffle else False, options=options)
+        return Order(self.rows, seed=self.seed, shuffle=self.shuffle, options=options)
 
     def engine(self) -> EpochOrder:
         return self.order().epoch(self.epoch)
@@ -46,7 +46,7 @@ def cases(*, smallest: int = 0, largest: int = 400) -> st.SearchStrategy[Case]:
         Case,
         rows=rows,
         seed=st.integers(),
-        shuffle=st.sampled_from((True, True, True, False)),
+        shuffle=st.sampled_from(("window", "window", "window", "global", False)),
         lanes=st.one_of(st.integers(1, 7), st.sampled_from((1, 8, 16, 23))),
         window=st.one_of(st.integers(1, 8), st.integers(1, 200)),
         sticky=st.booleans(),

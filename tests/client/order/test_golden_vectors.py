@@ -6,9 +6,10 @@ If one of these fails, the change is wrong, or it needs a new algorithm name bes
 import hashlib
 from typing import Any
 
+import numpy as np
 import pytest
 
-from forebay.order import Order, OrderOptions, Split
+from forebay.order import MixtureOrder, Order, OrderOptions, Split
 
 ROWS = [5, 7, 0, 4, 8]
 SMALL: list[tuple[dict[str, Any], list[int], int, int, list[int]]] = [
@@ -71,3 +72,50 @@ def test_a_ranks_plan_in_mid_epoch_is_what_it_always_was() -> None:
     plan = Order([1000] * 5000, seed=3).epoch(7).plan(3_000_000, 2, split=Split(3, 10), rank=1)
     assert plan.sample_id.tolist() == [1279188, 4200702, 3794152, 3760703, 3595430, 1035362]
     assert plan.offsets.tolist() == [0, 3, 6]
+
+
+@pytest.mark.parametrize(
+    ("samples", "seed", "epoch", "expected"),
+    [
+        (24, 17, 0, [20, 4, 10, 12, 11, 5, 0, 8, 21, 13, 14, 3, 23, 9, 22, 16, 17, 7, 6, 1, 15, 18, 19, 2]),
+        (24, 17, 1, [11, 3, 7, 13, 21, 5, 2, 8, 20, 9, 4, 22, 19, 6, 17, 16, 12, 14, 10, 15, 0, 23, 18, 1]),
+        (7, -(2**80), 2**40, [6, 1, 0, 2, 3, 4, 5]),
+    ],
+)
+def test_small_global_orders_are_what_they_always_were(
+    samples: int, seed: int, epoch: int, expected: list[int]
+) -> None:
+    order = Order.of_indices(samples, seed=seed)
+    assert order.algorithm == "global-1"
+    assert order.epoch(epoch).sample_ids(0, samples).tolist() == expected
+
+
+def test_big_global_orders_are_what_they_always_were() -> None:
+    order = Order.of_indices(100_000, seed=3)
+    assert digest(order, 7) == "aaa3c0ef0de129ac6116cd5af7908b000875432967761f1b44f809c3b7faf5a8"
+    read = Order.of_indices(2**40 + 1, seed=3).epoch(7).sample_ids(2**39, 2**39 + 5)
+    assert read.tolist() == [939278040132, 103561440348, 585848244197, 34882119171, 824337929220]
+
+
+def test_a_ranks_plan_of_a_global_order_is_what_it_always_was() -> None:
+    plan = Order.of_indices(1_281_167, seed=3).epoch(7).plan(640_000, 2, split=Split(3, 10), rank=1)
+    assert plan.sample_id.tolist() == [428595, 678614, 698664, 313292, 348882, 427776]
+    assert plan.position.tolist() == [640007, 640008, 640001, 640011, 640015, 640013]
+
+
+def test_a_small_mixture_is_what_it_always_was() -> None:
+    order = MixtureOrder([5, 9, 40], [0.5, 0.3, 0.2], seed=17, block=10)
+    assert order.algorithm == "mixture-1"
+    draws = order.epoch(1).draws(0, 20)
+    assert draws.source.tolist() == [0, 1, 0, 2, 1, 2, 1, 0, 0, 0, 1, 0, 2, 1, 0, 0, 1, 0, 2, 0]
+    assert draws.source_epoch.tolist() == [20, 6, 20, 1, 6, 1, 6, 20, 20, 20, 7, 21, 1, 7, 21, 21, 7, 21, 1, 21]
+    assert draws.source_position.tolist() == [0, 6, 1, 0, 7, 1, 8, 2, 3, 4, 0, 0, 2, 1, 1, 2, 2, 3, 3, 4]
+
+
+def test_a_mixture_of_the_default_block_is_what_it_always_was() -> None:
+    order = MixtureOrder([10**6, 10**5, 10**4], [0.7, 0.299, 0.001], seed=3)
+    assert (order.slots, order.samples) == ([7000, 2990, 10], 10_000_000)
+    draws = order.epoch(2).draws(0, 50_000)
+    columns = np.stack([draws.source, draws.source_epoch, draws.source_position]).astype("<i8")
+    expected = "367d320108fab5dbf439d1db048ae57cd874021e6113da80a2363054aef1bfb4"
+    assert hashlib.sha256(columns.tobytes()).hexdigest() == expected

@@ -62,6 +62,49 @@ def test_an_order_made_from_its_recorded_spec_is_the_same_order() -> None:
     assert Order(rows, seed=0, shuffle=False).spec()["algorithm"] == "sequential-1"
 
 
+def test_the_global_shuffle_mixes_all_samples_and_steps_hand_them_out_in_the_order_of_their_ids() -> None:
+    order = Order([100_000] * 10, seed=4, shuffle="global")
+    read = order.epoch(0).sample_ids(0, 1000)
+    assert np.unique(read // 1000).size > 600
+    plans = [order.epoch(0).plan(0, 10, split=Split(4, 100), rank=rank) for rank in range(4)]
+    for step in range(10):
+        handed = np.concatenate([plan.sample_id[plan.offsets[step] : plan.offsets[step + 1]] for plan in plans])
+        assert handed.tolist() == sorted(read[step * 100 : step * 100 + 100].tolist())
+
+
+def test_pieces_and_options_have_no_part_in_the_global_shuffle() -> None:
+    options = OrderOptions(lanes=5, window=7, sticky=False)
+    orders = [Order([30, 0, 12], seed=4, shuffle="global", options=options), Order.of_indices(42, seed=4)]
+    assert orders[0].spec() == orders[1].spec() == {"algorithm": "global-1", "seed": 4}
+    assert ids(orders[0], 3) == ids(orders[1], 3)
+    assert [(order.lanes, order.window) for order in orders] == [(1, 42)] * 2
+
+
+def test_indices_are_their_own_samples_and_rows_and_nothing_is_needed_for_them() -> None:
+    split = Split(3, 10, "pad")
+    epoch = Order.of_indices(104, seed=9).epoch(1)
+    plans = [epoch.plan(0, 100, split=split, rank=rank) for rank in range(3)]
+    for rank, plan in enumerate(plans):
+        assert plan.sample_id.tolist() == plan.row.tolist()
+        assert not plan.piece.any()
+        assert len(epoch.needs(0, split=split, rank=rank).pieces) == 0
+    handed = np.concatenate([plan.sample_id[~plan.is_pad] for plan in plans])
+    assert sorted(handed.tolist()) == list(range(104))
+    assert ids(Order.of_indices(7, seed=9, shuffle=False)) == list(range(7))
+    with pytest.raises(ConfigurationError, match="position 105"):
+        epoch.needs(105, split=split, rank=0)
+
+
+def test_no_indices_are_legal_and_fewer_are_refused() -> None:
+    assert ids(Order.of_indices(0, seed=1)) == []
+    assert ids(Order.of_indices(1, seed=1)) == [0]
+    with pytest.raises(ConfigurationError, match="samples=-1"):
+        Order.of_indices(-1, seed=1)
+    wrong: Any = 2.5
+    with pytest.raises(ConfigurationError, match=r"samples=2\.5"):
+        Order.of_indices(wrong, seed=1)
+
+
 def test_seed_and_epoch_change_the_order_and_nothing_else_is_needed_to_repeat_it() -> None:
     rows = [20] * 10
     assert ids(Order(rows, seed=1)) == ids(Order(rows, seed=1))

@@ -64,6 +64,18 @@ def test_any_range_of_positions_equals_the_model(case: Case, data: st.DataObject
 
 
 @QUICK
+@given(case=cases(), data=st.data())
+def test_samples_are_located_where_the_model_has_them(case: Case, data: st.DataObject) -> None:
+    start, stop = sorted(data.draw(st.tuples(*[st.integers(0, case.samples)] * 2)))
+    located = case.engine().locate(start, stop)
+    found = zip(*(a.tolist() for a in (located.sample_id, located.piece, located.row, located.fraction)), strict=True)
+    assert list(found) == [
+        (sample.sample_id, sample.piece, sample.row, sample.coordinate / case.samples)
+        for sample in case.model()[start:stop]
+    ]
+
+
+@QUICK
 @given(case=cases(smallest=7), pairs=st.lists(st.tuples(splits(tails=("even",)), st.integers(1, 5)), min_size=1))
 def test_every_sample_is_planned_exactly_once_through_any_resizes(case: Case, pairs: list[Any]) -> None:
     epoch, position = case.engine(), 0
@@ -157,7 +169,7 @@ def test_places_are_the_next_samples_of_the_lanes(case: Case, data: st.DataObjec
 
 
 def test_positions_and_ranks_that_do_not_exist_are_refused_by_name() -> None:
-    epoch = Case([5, 5], 0, True, 2, 3, True, 0).engine()
+    epoch = Case([5, 5], 0, "window", 2, 3, True, 0).engine()
     with pytest.raises(ConfigurationError, match=r"position 11 .* 10 samples"):
         epoch.plan(11, 1, split=Split(1, 1), rank=0)
     with pytest.raises(ConfigurationError, match="position -1"):

@@ -5,12 +5,14 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay_core.errors import BadObject, ConfigurationError, ObjectChanged, SourceNotFound, SourceUnreachable
-from forebay_core.formats import Tokens
+from forebay_core.formats import Parquet, Tokens
 from forebay_core.formats.base import Buffer, ByteRange, ObjectInfo, Prepared, Steps
 from forebay_server.sources.fetching import Fetcher, PreparedObjects, split
 from forebay_server.sources.registry import Stores
@@ -285,6 +287,24 @@ def test_a_format_is_given_its_ranges_in_the_order_asked_for_and_asked_once(remo
     expected = DATA[7:9] + DATA[0:4] + DATA[100:105]
     assert asyncio.run(read()) == [expected] * 10
     assert remote.counters.requests == 1 + 3
+
+
+def test_what_a_format_came_to_know_when_it_cut_an_object_is_not_read_again_for_its_pieces(tmp_path: Path) -> None:
+    table = pa.table({"id": range(1000)})
+    pq.write_table(table, tmp_path / "shard.parquet", row_group_size=100)
+    obj = write(tmp_path, "shard.parquet", (tmp_path / "shard.parquet").read_bytes())
+    stores = Stores({}, RemoteCounters())
+    fetcher = fetcher_of(stores)
+
+    async def read() -> int:
+        cut = await fetcher.cut(f"file://{tmp_path}", obj, Parquet(piece_bytes=1))
+        once = stores.counters.requests
+        prepared = [await fetcher.prepare(f"file://{tmp_path}", obj, Parquet(piece_bytes=1)) for _ in cut.pieces]
+        assert len({id(one.facts) for one in prepared}) == 1
+        assert stores.counters.requests == once
+        return len(prepared)
+
+    assert asyncio.run(read()) == 10
 
 
 def test_what_a_format_knows_is_kept_by_version(tmp_path: Path) -> None:
