@@ -83,6 +83,7 @@ class MixtureOrder:
             raise ConfigurationError(
                 f"{len(sources)} sources and {len(weights)} weights: give one weight to each source"
             )
+        block = integer("block", block)
         self._slots = np.array(apportion(weights, block), dtype=np.int64)
         self._seed = integer("seed", seed)
         self._block = block
@@ -192,7 +193,7 @@ def apportion(weights: Sequence[float], block: int) -> list[int]:
     Sources that deserve less than one slot get one, and the others share the rest by largest remainder, the first of
     equals first. Exact rational arithmetic, so it is the same everywhere. Raises `ConfigurationError`.
     """
-    if not 0 < len(weights) <= integer("block", block) <= MAXIMUM_BLOCK:
+    if not 0 < len(weights) <= block <= MAXIMUM_BLOCK:
         raise ConfigurationError(
             f"block={block} for {len(weights)} sources: give at least one source, and a block of as many positions as "
             f"sources or more, at most {MAXIMUM_BLOCK}"

@@ -197,6 +197,8 @@ def test_a_mixture_made_from_its_recorded_spec_is_the_same_mixture() -> None:
         sources, spec["slots"], seed=spec["seed"], block=spec["block"], epoch_length=spec["epoch_length"]
     )
     assert again.spec() == spec
+    of_numpy: Any = np.int64(300)
+    assert json.dumps(MixtureOrder(sources, spec["slots"], seed=of_numpy, block=of_numpy).spec())
     assert rows(again.draws(0, 2000)) == rows(order.draws(0, 2000))
     assert rows(MixtureOrder(sources, spec["slots"], seed=1, block=300).draws(0, 300)) != rows(order.draws(0, 300))
 
