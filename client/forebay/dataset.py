@@ -40,7 +40,8 @@ class StreamingDataset(IterableDataset[Any]):
         columns: the columns of a sample, in this order; None takes all.
         transform: called with each sample (a dict of its columns); with a parameter `rng` it is also given the sample's
             own `numpy.random.Generator`.
-        shuffle: `"window"`, or False for the order of the objects' names and rows.
+        shuffle: `"window"`; `"global"`, a permutation of all samples, for data that is all in the cache or read in
+            place; or False for the order of the objects' names and rows.
         seed: any integer; the order is a function of it, the epoch and the data.
         batch_size: samples of one rank in a step.
         tail: what becomes of the last samples of an epoch: `"even"` spreads them and drops nothing, `"drop"` drops a

@@ -114,6 +114,20 @@ def test_a_run_that_is_stopped_and_resized_again_and_again_sees_every_sample_onc
     assert (state["epoch"], state["position"]) == (2, 0)
 
 
+def test_a_global_shuffle_is_one_order_for_every_topology_too(source: str, address: str) -> None:
+    dataset = {"format": PIECES, "shuffle": "global"}
+    alone = in_order(reference(source, address, 2, **dataset))
+    seen: list[tuple[int, int, int]] = []
+    state = None
+    for world_size, batch_size, steps in ((2, 8, 5), (3, 5, 7), (1, 32, None), (2, 50, None)):
+        with job(source, address, world_size=world_size, batch_size=batch_size, state=state, dataset=dataset) as ranks:
+            ranks.run(steps)
+            seen += ranks.seen
+            state = ranks.state
+    assert in_order(seen) == alone
+    assert sorted(sample for epoch, _, sample in seen if epoch == 1) == list(range(SAMPLES))
+
+
 def test_the_state_counts_what_was_handed_out_and_not_what_was_prefetched(source: str, address: str) -> None:
     with job(source, address, world_size=1, batch_size=16, dataset=DATASET, loader={"num_workers": 2}) as ranks:
         (loader,) = ranks.loaders
