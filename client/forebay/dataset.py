@@ -124,6 +124,16 @@ class StreamingDataset(IterableDataset[Any]):
         _refuse_in_worker("state_dict()")
         return self._progress.encode(self._identity())
 
+    def describe(self) -> dict[str, Any]:
+        """The position as people read it: for each lane the shard of its next sample, and the sample's row in it.
+
+        `{"epoch", "position", "samples", "lanes": [{"lane", "shard", "row"}, …]}`; lanes that are done are left out.
+        """
+        stream = self._open()
+        places = stream.order.epoch(self.epoch).places(self.position)
+        lanes = [{"lane": place.lane, **stream.shard_row(place.piece, place.row)} for place in places]
+        return {"epoch": self.epoch, "position": self.position, "samples": stream.samples, "lanes": lanes}
+
     def load_state_dict(self, state: Mapping[str, Any], *_: Any, strict: bool = True, **__: Any) -> None:
         """Goes on where `state` was taken, at any world size and batch size.
 

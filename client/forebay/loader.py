@@ -152,6 +152,10 @@ class DataLoader(TorchDataLoader[Any]):
         """The position as JSON values, the same on every rank: every batch handed out so far is behind it."""
         return self._stream.state_dict(*arguments, **options)
 
+    def describe(self) -> dict[str, Any]:
+        """The position as people read it; see `StreamingDataset.describe`."""
+        return self._stream.describe()
+
     def load_state_dict(self, state: Mapping[str, Any], *arguments: Any, **options: Any) -> None:
         """Goes on where `state` was taken; see `StreamingDataset.load_state_dict`."""
         self._stream.load_state_dict(state, *arguments, **options)

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from forebay.daemon_client import DaemonClient, OpenedDataset
 from forebay.loading.engine import Feed
 from forebay.loading.lookahead import Depth
@@ -77,6 +79,14 @@ class Stream:
     def identity(self, tail: Tail) -> Identity:
         """What a state is bound to."""
         return Identity(self.manifest.fingerprint, self.samples, {**self.order.spec(), "tail": tail})
+
+    def shard_row(self, piece: int, row: int) -> dict[str, Any]:
+        """Where a row of a piece lies: its shard's URL, and its number among the shard's rows."""
+        objects = self.manifest.piece_object
+        index = int(objects[piece])
+        first = int(np.searchsorted(objects, index))
+        before = int(self.manifest.row_start[piece] - self.manifest.row_start[first])
+        return {"shard": f"{self.manifest.root.rstrip('/')}/{self.manifest.objects.key(index)}", "row": before + row}
 
     def with_window_of(self, saved: Identity) -> "Stream":
         """This stream with the window of a state of the same kind of order over the same data; else itself."""

@@ -128,6 +128,19 @@ def test_a_global_shuffle_is_one_order_for_every_topology_too(source: str, addre
     assert sorted(sample for epoch, _, sample in seen if epoch == 1) == list(range(SAMPLES))
 
 
+def test_a_position_is_described_by_the_shard_and_row_of_each_lanes_next_sample(
+    source: str, address: str, order: list[tuple[int, int, int]]
+) -> None:
+    with job(source, address, world_size=2, batch_size=8, dataset=DATASET) as ranks:
+        ranks.run(3)
+        said = ranks.loaders[0].describe()
+    assert (said["epoch"], said["position"], said["samples"]) == (0, 48, SAMPLES)
+    assert [lane["lane"] for lane in said["lanes"]] == [0, 1, 2, 3]
+    samples = {int(Path(lane["shard"]).name[6:11]) * 70 + lane["row"] for lane in said["lanes"]}
+    assert samples == {sample for _, _, sample in order[48:52]}
+    assert all(lane["shard"].startswith("file:///") for lane in said["lanes"])
+
+
 def test_the_state_counts_what_was_handed_out_and_not_what_was_prefetched(source: str, address: str) -> None:
     with job(source, address, world_size=1, batch_size=16, dataset=DATASET, loader={"num_workers": 2}) as ranks:
         (loader,) = ranks.loaders
