@@ -327,10 +327,10 @@ loader = forebay.DataLoader(
     forebay.StreamingDataset({source!r}, columns=["id"], address={address!r}, format=forebay.Parquet(piece_bytes=1)),
     10, num_workers={workers},
 )
-print(time.monotonic())
+print(time.monotonic(), flush=True)
 iterator = iter(loader)
 next(iterator)
-print(time.monotonic())
+print(time.monotonic(), flush=True)
 sys.exit(3)
 """
 
