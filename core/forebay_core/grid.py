@@ -23,13 +23,18 @@ _MAP_FIXED = 0x10
 _LARGEST_BYTES = 1 << 40
 #: In one call for so many bytes a row costs some hundredths of what it costs in calls for a page or two.
 _BLOCK_BYTES = 1 << 20
+#: Slots begin where the kernel can map large parts of a file with one entry.
+_HUGE_PAGE_BYTES = 2 << 20
 
 
 class Grid:
     """`slots` places for pieces, each of `slot_rows` rows, a row being an array of `dtype` and `shape`."""
 
-    def __init__(self, address: int, slots: int, slot_rows: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        self._address = address
+    def __init__(
+        self, reserved: tuple[int, int], slots: int, slot_rows: int, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> None:
+        self._reserved = reserved
+        self._address = -(-reserved[0] // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES
         self._slot_rows = slot_rows
         self._row_bytes = dtype.itemsize * math.prod(shape)
         self._bytes = slots * slot_rows * self._row_bytes
@@ -38,7 +43,7 @@ class Grid:
         #: Rows are faulted in by blocks, of which a slot holds a whole number.
         self._block_rows = math.gcd(slot_rows, 1 << max(0, (_BLOCK_BYTES // self._row_bytes).bit_length() - 1))
         self._is_in = np.zeros(slots * slot_rows // self._block_rows, dtype=bool)
-        memory = memoryview((ctypes.c_ubyte * self._bytes).from_address(address)).cast("B")
+        memory = memoryview((ctypes.c_ubyte * self._bytes).from_address(self._address)).cast("B")
         #: [slots × rows of a slot, *shape].
         self.rows: npt.NDArray[Any] = np.frombuffer(memory, dtype).reshape(-1, *shape)
 
@@ -50,11 +55,11 @@ class Grid:
             return None
         step = mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, row_bytes)
         slot_rows = -(-piece_rows // step) * step
-        size = slots * slot_rows * row_bytes
+        size = slots * slot_rows * row_bytes + _HUGE_PAGE_BYTES
         if size > _LARGEST_BYTES:
             return None
         address = libc.mmap(None, size, _PROT_NONE, _RESERVED, -1, 0)
-        return None if address == MAP_FAILED else cls(address, slots, slot_rows, dtype, shape)
+        return None if address == MAP_FAILED else cls((address, size), slots, slot_rows, dtype, shape)
 
     @staticmethod
     def takes(offset: int) -> bool:
@@ -104,5 +109,5 @@ class Grid:
         """Gives the addresses back. No view of the grid may be used after this."""
         if self._bytes:
             self.rows = np.empty(0, self.rows.dtype)
-            libc.munmap(self._address, self._bytes)
+            libc.munmap(*self._reserved)
             self._bytes = 0
