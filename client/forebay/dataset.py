@@ -236,6 +236,8 @@ def _urls(source: SourceLike) -> tuple[str, ...]:
 
 def _absolute(url: str) -> str:
     """The daemon has another working directory."""
+    if not url:
+        raise ConfigurationError("source='' names no data: is a variable unset? give a URL or a path")
     return url if "://" in url else os.path.join(os.getcwd(), os.path.expanduser(url))  # noqa: PTH109, PTH111, PTH118 - keeps a trailing slash
 
 

@@ -34,12 +34,11 @@ class Readout:
 
     def report_to(self, report_to: ReportTo) -> None:
         """Timings go to the run that is active now, if to any."""
-        run_id = self._reporter.run_id if self._reporter is not None else None
-        reporter = MlflowReporter.for_active_run(report_to, unless=run_id)
-        if reporter is not None:
-            if self._reporter is not None:
-                self._reporter.close()
-            self._reporter = reporter
+        if self._reporter is not None and self._reporter.run_id != MlflowReporter.active_run_id(report_to):
+            self._reporter.close()
+            self._reporter = None
+        if self._reporter is None:
+            self._reporter = MlflowReporter.for_active_run(report_to)
 
     def begin(self) -> int:
         """Starts an iteration where the position says."""
@@ -51,6 +50,11 @@ class Readout:
         self._progress.commit(epoch, position, self.split.global_batch)
         self._engine.seek(epoch, position)
         return self.iteration
+
+    @property
+    def moves(self) -> int:
+        """Changes when anyone begins another iteration over the same position, or chooses another place."""
+        return self._progress.moves
 
     def next(self) -> tuple[Any, bool]:
         """The next batch, and whether it is the epoch's last."""
@@ -128,6 +132,7 @@ class EpochIterator(Iterator[Any]):
         self._owner = owner
         self._readout = readout
         self._iteration = readout.begin()
+        self._moves = readout.moves
         self._ended = False
 
     def __iter__(self) -> "EpochIterator":
@@ -136,9 +141,9 @@ class EpochIterator(Iterator[Any]):
     def __next__(self) -> Any:
         if self._ended:
             raise StopIteration
-        if self._iteration != self._readout.iteration:
+        if (self._iteration, self._moves) != (self._readout.iteration, self._readout.moves):
             raise StateError(
-                "this iterator has ended: its loader was closed or iterated again since; use the newer one"
+                "this iterator has ended: its loader was closed, iterated again or moved since; iterate it anew"
             )
         data, self._ended = self._readout.next()
         return data

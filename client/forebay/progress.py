@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from forebay_core.errors import StateError, StateMismatch
+from forebay_core.errors import ConfigurationError, StateError, StateMismatch
 
 STATE_VERSION = 1
 
@@ -57,6 +57,8 @@ class Progress:
         self.last_global_batch: int | None = None
         #: The next iteration goes on here instead of beginning the next epoch.
         self.resuming = False
+        #: Counts iterations begun and places chosen: an iterator of an earlier one has ended.
+        self.moves = 0
         self._loaded = False
 
     def begin(self) -> tuple[int, int]:
@@ -64,14 +66,18 @@ class Progress:
         if self.position > 0 and not self.resuming:
             self.epoch, self.position = self.epoch + 1, 0
         self.resuming = self._loaded = False
+        self.moves += 1
         return self.epoch, self.position
 
     def commit(self, epoch: int, position: int, global_batch: int) -> None:
         """A batch was handed out; all before (epoch, position) is with the trainer."""
         self.epoch, self.position, self.last_global_batch = epoch, position, global_batch
+        self.resuming = False
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch of the next iteration; the present one keeps its position."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise ConfigurationError(f"set_epoch({epoch!r}): give a whole number, 0 or more")
         if epoch == self.epoch:
             self.resuming = self.position > 0
             return
@@ -81,12 +87,14 @@ class Progress:
                 f"start the epoch loop at loader.epoch, or iterate once before choosing another epoch"
             )
         self.epoch, self.position, self.resuming = epoch, 0, False
+        self.moves += 1
 
     def load(self, state: SavedState) -> None:
         """Takes a checked state over."""
         self.epoch, self.position = state.epoch, state.position
         self.last_global_batch = state.last_global_batch
         self.resuming = self._loaded = True
+        self.moves += 1
 
     def encode(self, identity: Identity) -> dict[str, Any]:
         """The state as JSON values, under 1 KB."""
@@ -110,9 +118,10 @@ def decode(state: Mapping[str, Any]) -> SavedState:
                 f"load it with the forebay that wrote it, or a newer one"
             )
         dataset, order = state["dataset"], state["order"]
-        identity = Identity(str(dataset["fingerprint"]), int(dataset["samples"]), dict(order))
+        identity = Identity(str(dataset["fingerprint"]), _whole(dataset["samples"]), dict(order))
         last = state.get("last_global_batch")
-        saved = SavedState(identity, int(state["epoch"]), int(state["position"]), None if last is None else int(last))
+        last = None if last is None else _whole(last)
+        saved = SavedState(identity, _whole(state["epoch"]), _whole(state["position"]), last)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(
             f"not a state of a forebay loader ({type(error).__name__}: {error}): give what state_dict() returned"
@@ -123,6 +132,12 @@ def decode(state: Mapping[str, Any]) -> SavedState:
             f"{saved.identity.samples} samples"
         )
     return saved
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(f"{value!r} is no whole number, or out of reach")
+    return value
 
 
 def check(saved: SavedState, here: Identity) -> None:

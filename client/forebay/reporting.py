@@ -107,12 +107,19 @@ class MlflowReporter:
     """
 
     @classmethod
-    def for_active_run(cls, report_to: str | None, *, unless: str | None = None) -> "MlflowReporter | None":
+    def active_run_id(cls, report_to: str | None) -> str | None:
+        """The run that `report_to` asks to report to now, if there is one. Never imports MLflow."""
+        mlflow = None if report_to is None else sys.modules.get("mlflow")
+        run = getattr(mlflow, "active_run", lambda: None)()
+        return None if run is None else str(run.info.run_id)
+
+    @classmethod
+    def for_active_run(cls, report_to: str | None) -> "MlflowReporter | None":
         """The reporter that `report_to` asks for, or None. Call it on the thread that started the run.
 
         `"auto"` reports when this process uses MLflow and has an active run, and never imports MLflow; `"mlflow"`
-        insists; None is off. None also where the active run is `unless`, one that is reported to already. Raises
-        `ConfigurationError` for anything else, and for `"mlflow"` without MLflow or without an active run.
+        insists; None is off. Raises `ConfigurationError` for anything else, and for `"mlflow"` without MLflow or
+        without an active run.
         """
         if report_to is None:
             return None
@@ -122,7 +129,7 @@ class MlflowReporter:
         run = getattr(mlflow, "active_run", lambda: None)()
         if run is not None and mlflow is not None:
             run_id = run.info.run_id
-            return None if run_id == unless else cls(_RunSink(mlflow.get_tracking_uri(), run_id), run_id=run_id)
+            return cls(_RunSink(mlflow.get_tracking_uri(), run_id), run_id=run_id)
         if report_to == "mlflow":
             raise ConfigurationError(
                 'report_to="mlflow" needs an active run on this thread: call mlflow.start_run() before iterating'

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from forebay.progress import Identity, Progress, SavedState, check, decode
-from forebay_core.errors import StateError, StateMismatch
+from forebay_core.errors import ConfigurationError, StateError, StateMismatch
 
 ORDER = {"algorithm": "window-1", "seed": 17, "lanes": 16, "window": 16384, "sticky": True, "tail": "even"}
 IDENTITY = Identity("sha256:" + "ab" * 32, 1_281_167, ORDER)
@@ -84,6 +84,12 @@ def test_set_epoch_never_drops_a_loaded_position_silently() -> None:
     assert progress.begin() == (7, 0)
 
 
+@pytest.mark.parametrize("epoch", [1.5, True, "3", None, -1])
+def test_what_is_not_an_epoch_is_refused(epoch: Any) -> None:
+    with pytest.raises(ConfigurationError, match="set_epoch"):
+        Progress().set_epoch(epoch)
+
+
 def test_a_mismatch_names_every_field_that_differs_and_none_that_does_not() -> None:
     other = Identity("sha256:" + "cd" * 32, 7, {**ORDER, "seed": 18, "lanes": 8})
     with pytest.raises(StateMismatch) as caught:
@@ -110,6 +116,11 @@ def test_a_mismatch_names_every_field_that_differs_and_none_that_does_not() -> N
         {**Progress().encode(IDENTITY), "position": 1_281_168},
         {**Progress().encode(IDENTITY), "version": 2},
         {**Progress().encode(IDENTITY), "dataset": None},
+        {**Progress().encode(IDENTITY), "position": 3.7},
+        {**Progress().encode(IDENTITY), "position": True},
+        {**Progress().encode(IDENTITY), "position": "12"},
+        {**Progress().encode(IDENTITY), "epoch": float("inf")},
+        {**Progress().encode(IDENTITY), "epoch": 1 << 80},
     ],
 )
 def test_what_is_not_a_state_is_refused_in_one_line(state: Any) -> None:

@@ -231,7 +231,7 @@ def test_metrics_arrive_in_the_active_run_of_a_real_store(mlflow_store: str) -> 
         reporter = MlflowReporter.for_active_run("auto")
         assert reporter is not None
         assert reporter.run_id == run.info.run_id
-        assert MlflowReporter.for_active_run("auto", unless=run.info.run_id) is None
+        assert MlflowReporter.active_run_id("auto") == run.info.run_id
         now = time.time()
         for step in range(30):
             reporter.record(timing(step, at=now + step * 0.1))

@@ -246,6 +246,28 @@ def check_old(loader: forebay.DataLoader) -> None:
         assert batch["id"].max() < 5000
 
 
+@pytest.mark.parametrize("loader", [{}, {"num_workers": 1}], ids=["in process", "worker"])
+def test_a_file_that_is_written_while_it_is_read_in_place_is_named(
+    loader: dict[str, Any], home: Path, node: Daemon
+) -> None:
+    write_tokens(home / "tokens" / "a.bin", samples=4000, sequence_length=64)
+    fmt = forebay.Tokens(sequence_length=64, dtype="int32", piece_bytes=64 << 10)
+    stream = forebay.StreamingDataset(str(home / "tokens"), format=fmt, address=str(node.socket))
+    made = forebay.DataLoader(stream, 10, **loader)
+    iterator = iter(made)
+    next(iterator)
+    with (home / "tokens" / "a.bin").open("r+b") as file:
+        file.write(b"\x07" * 4000 * 64 * 4)
+    with pytest.raises(forebay.ObjectChanged, match=r"a\.bin (was written while|has changed)"):
+        drain(iterator)
+    made.close()
+
+
+def drain(iterator: Iterator[Any]) -> None:
+    for _ in iterator:
+        pass
+
+
 def test_an_object_that_is_removed_under_a_running_job_is_named(home: Path, data: Path, node: Daemon) -> None:
     stream = forebay.StreamingDataset(str(data), columns=["id"], shuffle=False, address=str(node.socket))
     loader = forebay.DataLoader(stream, 10)
@@ -335,9 +357,12 @@ sys.exit(3)
 """
 
 
-def test_a_killed_trainer_leaves_no_workers(home: Path, data: Path, node: Daemon) -> None:
-    script = EXIT_EARLY.format(source=str(data), address=str(node.socket), workers=2).replace(
-        "sys.exit(3)", "time.sleep(100)"
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+def test_a_killed_trainer_leaves_no_workers(context: str, home: Path, data: Path, node: Daemon) -> None:
+    script = (
+        EXIT_EARLY.format(source=str(data), address=str(node.socket), workers=2)
+        .replace("sys.exit(3)", "time.sleep(100)")
+        .replace("num_workers=2", f"num_workers=2, multiprocessing_context='{context}'")
     )
     with Process([sys.executable, "-c", script], log=home / "trainer.log", limit_seconds=90) as trainer:
         eventually(lambda: len(trainer.output().splitlines()) == 2, 60, "the trainer to have a batch")

@@ -1,6 +1,7 @@
 """The loader over a real daemon: exactly once, one order, exact positions, whatever the topology and the workers."""
 
 import json
+import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
@@ -467,6 +468,58 @@ def test_an_error_that_is_caught_never_skips_a_batch(loader: dict[str, Any], sou
     seen += [i for batch in made for i in batch["id"].tolist()]
     assert seen == list(range(SAMPLES))
     made.close()
+
+
+def test_one_position_has_one_mover(source: str, address: str) -> None:
+    data = forebay.StreamingDataset(source, columns=["id"], address=address, **DATASET)
+    first, second = forebay.DataLoader(data, 20), forebay.DataLoader(data, 30)
+    iterator = iter(first)
+    next(iterator)
+    state = first.state_dict()
+    next(iter(second))
+    with pytest.raises(forebay.StateError, match="has ended"):
+        next(iterator)
+    iterator = iter(first)
+    next(iterator)
+    first.load_state_dict(state)
+    with pytest.raises(forebay.StateError, match="moved since"):
+        next(iterator)
+    assert (first.epoch, first.position) == (0, 20)
+    iterator = iter(first)
+    next(iterator)
+    first.set_epoch(4)
+    with pytest.raises(forebay.StateError):
+        next(iterator)
+    next(iter(first))
+    assert (first.epoch, first.position) == (4, 20)
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("loader", [{}, {"num_workers": 1}, {"num_workers": 2, "worker_type": "thread"}])
+def test_loading_draws_nothing_from_the_trainers_generators(loader: dict[str, Any], source: str, address: str) -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    with job(source, address, world_size=1, batch_size=20, dataset=DATASET, loader=loader) as ranks:
+        ranks.run(2)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_a_loader_whose_worker_died_starts_others_when_it_is_iterated_again(source: str, address: str) -> None:
+    with job(source, address, world_size=1, batch_size=20, dataset=DATASET, loader={"num_workers": 1}) as ranks:
+        ranks.run(2)
+        (loader,) = ranks.loaders
+        state = loader.state_dict()
+        for child in multiprocessing.active_children():
+            child.kill()
+            child.join(10)
+        loader.load_state_dict(state)
+        with pytest.raises(RuntimeError, match="worker"):
+            list(loader)
+        loader.load_state_dict(state)
+        ranks.run()
+        assert sorted(sample for _, _, sample in ranks.seen) == list(range(SAMPLES))
 
 
 def test_a_state_that_is_refused_changes_nothing(source: str, address: str) -> None:

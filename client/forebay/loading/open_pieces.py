@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.loading.chunk import Closed, Int64, PieceFile, StillFilling
-from forebay_core.errors import DaemonError, PieceGone
+from forebay_core.errors import DaemonError, ObjectChanged, PieceGone
 from forebay_core.formats.base import PieceReader
 from forebay_core.grid import Grid
 from forebay_core.manifest import Manifest
@@ -57,6 +57,8 @@ class OpenPieces:
         self._is_closed = is_closed
         self._open: OrderedDict[int, OpenPiece] = OrderedDict()
         self._grid = self._reserve()
+        #: When each file that is read in place was last written, as first seen.
+        self._written: dict[str, os.stat_result] = {}
         #: For each piece the row of the grid at which it begins.
         self._first_row = np.full(manifest.pieces if self._grid else 0, _NOWHERE, dtype=np.int64)
 
@@ -107,6 +109,22 @@ class OpenPieces:
             path = next(opened.file.path for opened in self._open.values() if opened.slot == slot)
             raise OSError(code, f"cannot read from the disk ({os.strerror(code)})", path)
         return self._grid.rows, rows
+
+    def check_in_place(self, pieces: Iterable[OpenPiece]) -> None:
+        """Raises `ObjectChanged` where a file that is read in place was written since it was opened."""
+        for path in {opened.file.path for opened in pieces if opened.file.in_place}:
+            try:
+                found = os.stat(path)  # noqa: PTH116 - once a batch
+            except FileNotFoundError:
+                continue  # what is mapped stays as it was
+            before = self._written.setdefault(path, found)
+            if before.st_ino != found.st_ino:
+                continue
+            if (before.st_size, before.st_mtime_ns) != (found.st_size, found.st_mtime_ns):
+                raise ObjectChanged(
+                    f"{path} was written while it was read in place: start anew, and replace files whole "
+                    f"(write another, then rename) or run the daemon with --read-in-place never"
+                )
 
     def pass_by(self, position: int) -> None:
         """Closes what nobody wants from this position on."""

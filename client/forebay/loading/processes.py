@@ -3,6 +3,9 @@
 torch's own loader does it, over a sampler of chunks: its processes, pinning, time limits and errors are torch's.
 """
 
+import os
+import select
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -16,6 +19,7 @@ from forebay.loading.chunk import Batch, Chunk, Failed, Lost
 from forebay.loading.delivery import leased
 from forebay.loading.lookahead import Lookahead
 from forebay.loading.reader import Reader, ReaderSpec
+from forebay.order.philox import seed_digest
 from forebay_core.errors import by_name
 
 Result = list[Batch] | Lost | Failed
@@ -44,18 +48,24 @@ class ProcessDelivery:
         self._batches: deque[Batch] = deque()
         self._loader = self._make_loader(options)
         self._results: Iterator[Result] | None = None
+        self._is_broken = False
 
     def start(self, lookahead: Lookahead) -> None:
+        if self._is_broken:
+            self.close()
         self._batches.clear()
         self._plans.lookahead = self._lookahead = lookahead
         self._results = iter(self._loader)
+        self._is_broken = False
 
     def next(self) -> Batch:
         assert self._results is not None
         while not self._batches:
             if self._plans.is_idle:
                 self._lookahead.await_chunk()
+            self._is_broken = True  # unless it answers: a worker that died would go on failing
             result = next(self._results)
+            self._is_broken = False
             if result != []:
                 self._plans.under_way -= 1
                 self._batches.extend(self._settled(result))
@@ -72,7 +82,7 @@ class ProcessDelivery:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="This DataLoader will create")  # said by the user's own loader
             return DataLoader(
-                _Chunks(self._spec),
+                _Chunks(self._spec, os.getpid()),
                 batch_size=None,
                 sampler=self._plans,
                 num_workers=options.num_workers,
@@ -81,7 +91,7 @@ class ProcessDelivery:
                 timeout=options.timeout,
                 worker_init_fn=options.worker_init_fn,
                 multiprocessing_context=options.multiprocessing_context,
-                generator=options.generator,
+                generator=options.generator or _generator(self._spec.seed),
                 prefetch_factor=options.prefetch_factor,
                 persistent_workers=True,
             )
@@ -128,11 +138,16 @@ class _Plans(Sampler[Chunk | None]):
 class _Chunks(Dataset[Result]):
     """What torch takes for a map-style dataset. Its reader is made in the worker that first reads."""
 
-    def __init__(self, spec: ReaderSpec) -> None:
+    def __init__(self, spec: ReaderSpec, trainer: int) -> None:
         self._spec = spec
+        self._trainer = trainer
         self._reader: Reader | None = None
+        self._is_watching = False
 
     def __getitem__(self, chunk: Chunk | None) -> Result:
+        if not self._is_watching:
+            self._is_watching = True
+            threading.Thread(target=_end_with, args=(self._trainer,), name="forebay-watch", daemon=True).start()
         if chunk is None:
             return []
         if self._reader is None:
@@ -143,7 +158,26 @@ class _Chunks(Dataset[Result]):
         return 2**62
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_spec": self._spec, "_reader": None}
+        return {"_spec": self._spec, "_trainer": self._trainer, "_reader": None, "_is_watching": False}
+
+
+def _end_with(trainer: int) -> None:
+    """Ends this worker when the trainer is gone. torch watches its parent, which under forkserver is another."""
+    try:
+        ends = os.pidfd_open(trainer)
+    except ProcessLookupError:
+        os._exit(1)
+    except OSError:
+        return  # a kernel before 5.3, or one that forbids it: torch's own watch remains
+    poll = select.poll()
+    poll.register(ends, select.POLLIN)
+    poll.poll()
+    os._exit(1)
+
+
+def _generator(seed: int) -> torch.Generator:
+    """For the workers' seeds: torch would draw them from the trainer's own generator and so change its training."""
+    return torch.Generator().manual_seed(seed_digest(seed) >> 1)
 
 
 def _as_it_is(result: Result) -> Result:

@@ -113,11 +113,15 @@ class Reader:
         except PieceGone:
             self._pieces.discard(file.piece for file in chunk.files)
             raise
+        in_place = [piece for piece in opened.values() if piece.file.in_place]
+        self._pieces.check_in_place(in_place)
         gathering = Gathering(chunk, self._pieces, opened)
         bounds = chunk.offsets.tolist()
         for end, start, stop in zip(chunk.ends, bounds[:-1], bounds[1:], strict=True):
             clock.begin()
             data = self._assembly.batch(gathering, slice(start, stop), clock)
+            if in_place:
+                self._pieces.check_in_place(in_place)
             yield Batch(data, end, stop - start, clock.take())
         self._pieces.pass_by(chunk.end)
 
