@@ -112,6 +112,8 @@ class Fills:
         self.counters = FillCounters()
         #: By key. A fill is here from `start` until its file is at its path, or its error.
         self.running: dict[str, Fill] = {}
+        #: By key, what a demand failed with that could not be written beside the piece.
+        self._unsaid: dict[str, ForebayError] = {}
         self._cache = cache
         self._reader = reader
         self._clock = clock
@@ -137,6 +139,7 @@ class Fills:
             raise DaemonUnavailable("the daemon is ending; try again when its successor runs")
         if fill is None:
             self._cache.expect(job.key)
+            self._unsaid.pop(job.key, None)
             fill = Fill(job, before, next(self._turns), self._clock(), self._memory)
             fill.task = asyncio.get_running_loop().create_task(self._run(fill), name=f"fill {job.key[:12]}")
             fill.task.add_done_callback(_retrieve)
@@ -144,6 +147,11 @@ class Fills:
         elif before is None and fill.before is not None:
             fill.before, fill.turn, fill.asked_at = None, next(self._turns), self._clock()
         return fill
+
+    def raise_unsaid(self, key: str) -> None:
+        """Raises, once, the error of the piece's last fill where that could not be written beside the piece."""
+        if (error := self._unsaid.pop(key, None)) is not None:
+            raise error
 
     async def drain(self, grace_seconds: float) -> None:
         """Ends the prefetches, lets the demands finish for a while, then ends them too. Begins no others."""
@@ -168,7 +176,7 @@ class Fills:
             fill.has_failed = True
             self.counters.failures += 1
             typed = self._typed(error, fill.job)
-            await self._leave_word(key, typed)
+            await self._leave_word(fill, typed)
             if typed is error:
                 raise
             raise typed from error
@@ -210,6 +218,8 @@ class Fills:
             return await cache.admit(sink.temp, job.key, job.origin, reservation)
         finally:
             fill.memory_bytes = 0
+            if reservation.bytes:
+                cache.moved()
             reservation.release()
             if sink.temp is not None:
                 await cache.in_thread(cache.disk.discard, sink.temp)
@@ -232,11 +242,14 @@ class Fills:
             await complete(asyncio.ensure_future(_settle(running)))
             raise
 
-    async def _leave_word(self, key: str, error: ForebayError) -> None:
+    async def _leave_word(self, fill: Fill, error: ForebayError) -> None:
+        key = fill.job.key
         try:
             await self._cache.in_thread(self._cache.disk.write_error, key, error)
         except OSError as problem:
             _log.error("the error of piece %s cannot be written beside it: %s", key, problem)
+            if fill.is_demand:
+                self._unsaid[key] = error
 
     def _typed(self, error: Exception, job: Job) -> ForebayError:
         if isinstance(error, OSError) and not isinstance(error, ForebayError):

@@ -134,8 +134,11 @@ class Sessions:
         self._set(session, Progress(session.progress.needs, position, rate))
 
     async def acquire(self, session: Session, pieces: Sequence[int]) -> list[Lease]:
-        """Leases the pieces, in the order given. Raises `ConfigurationError`, and then leases none."""
+        """Leases the pieces, in the order given. Raises `ConfigurationError`, or the error of a piece's last fill that
+        its readers cannot find beside it, and then leases none."""
         session.view.check(pieces)
+        for piece in pieces:
+            self._fills.raise_unsaid(session.view.key(piece))
         return [await self._acquire(session, piece) for piece in pieces]
 
     def release(self, session: Session, pieces: Iterable[int]) -> None:

@@ -347,6 +347,9 @@ def test_wrong_calls_end_with_status_2_and_say_what_is_wrong(
     ended = subprocess.run(command(*defaults, *flags), capture_output=True, text=True, timeout=20, check=False)
     assert ended.returncode == status
     assert part in ended.stderr
+    said = json.loads(ended.stdout)
+    assert said.keys() == {"error", "message"}
+    assert said["error"] == "ConfigurationError"
 
 
 def test_a_cache_directory_that_others_can_write_is_refused(home: Path) -> None:

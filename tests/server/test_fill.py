@@ -229,6 +229,21 @@ def test_a_demand_that_leases_leave_no_room_fails_in_the_end(tmp_path: Path) -> 
     asyncio.run(run())
 
 
+def test_prefetches_that_find_no_room_do_not_keep_a_demand_waiting(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with rig(tmp_path, capacity=pieces_of_room(1)) as setup:
+            setup.cache.pin(await setup.fill(1))
+            fill = setup.fills.start(setup.job(2))
+            await setup.cache.queue.has_waiting.wait()
+            for _ in range(5):
+                setup.clock.now += 10
+                assert await setup.fills.start(setup.job(3), before=5.0).task is None
+            with pytest.raises(CapacityError, match="pieces in use"):
+                await asyncio.wait_for(fill.task, 5)
+
+    asyncio.run(run())
+
+
 def test_mapped_pieces_are_spared_and_their_neighbours_go(tmp_path: Path) -> None:
     async def run() -> None:
         async with rig(tmp_path, capacity=pieces_of_room(2)) as setup:

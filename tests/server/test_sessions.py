@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from forebay_core.capacity import CacheDirectory, Capacity
-from forebay_core.errors import ColumnNotFound, ConfigurationError, DaemonUnavailable, UnknownSession
+from forebay_core.errors import ColumnNotFound, ConfigurationError, DaemonUnavailable, InternalError, UnknownSession
 from forebay_server.config import ServerConfig
 from forebay_server.needs import Needs
 from forebay_server.node import Node
@@ -140,6 +141,29 @@ def test_a_lease_is_counted_per_session_and_given_back_once(home: Path) -> None:
             made.sessions.close(two.id)
             await until(lambda: made.cache.holds(one.view.key(1)), "the second piece to get the room")
             assert (made.sessions.counters.hits, made.sessions.counters.misses) == (1, 2)
+
+    asyncio.run(run())
+
+
+def test_an_error_that_cannot_be_written_beside_its_piece_is_raised_to_who_asks_again(home: Path) -> None:
+    write_shards(home / "data", shards=2)
+
+    async def run() -> None:
+        async with node(home) as (made, _clock):
+            session = await session_over(made, home / "data")
+            pieces = home / "cache" / "pieces"
+            pieces.rename(home / "elsewhere")
+            shutil.rmtree(home / "elsewhere")
+            pieces.write_text("in the way")
+            await made.sessions.acquire(session, [0])
+            await until(lambda: not made.fills.running, "the fill to fail")
+            leases = set(session.leases)
+            with pytest.raises(InternalError, match="cannot be written"):
+                await made.sessions.acquire(session, [1, 0])
+            assert session.leases == leases
+            pieces.unlink()
+            (key,) = await filled(made, session, 0)
+            assert made.cache.find(key) is not None
 
     asyncio.run(run())
 

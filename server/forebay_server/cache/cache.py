@@ -186,12 +186,12 @@ class Cache:
         reservation.release()
         self._add(entry)
         self._index.put(entry)
+        self.queue.moved()
         return entry
 
     def arrived(self, key: str) -> None:
         """Ends what `expect` began, however the fill ended."""
         self._arriving.discard(key)
-        self.queue.moved()
         self._changed.set()
 
     # -- room -----------------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ class Cache:
         self.queue.join(want)
 
     def moved(self) -> None:
-        """A trainer has read on: what waits for room may hope."""
+        """A trainer has read on, or room was given back: what waits for room may hope."""
         self.queue.moved()
 
     async def _take(self, reservation: Reservation, total: int, want: Want) -> bool:
@@ -298,6 +298,8 @@ class Cache:
             else:
                 held.spared_until = self._clock() + _RECHECK_SECONDS
                 self._held[key] = held
+        if gone:
+            self.queue.moved()
         self._changed.set()
 
     async def _change(self) -> None:

@@ -16,14 +16,19 @@ data and unlinked after it, so at no instant does a part of a piece look whole. 
 another boot of the machine only those that are known to be on the disk count. Data files are unlinked, never truncated:
 readers have them mapped. Below the root no symbolic link is followed. Methods block; they are safe from any thread, for
 one key from one thread at a time.
+
+A directory with other things in it is not taken, and nothing is removed whose name is not one that is made here. What
+is deleted under a running daemon is made anew before the next write.
 """
 
 import itertools
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -46,6 +51,10 @@ _BLOCK = 4096
 _WRITE_BYTES = 8 << 20
 _SIDECAR_BYTES = 1 << 20
 _FORMAT = 1
+_TEMP_NAME = re.compile(r"[0-9a-f]{16}-[0-9]+")
+_KEY = re.compile(r"[0-9a-f]{64}")
+_PIECE_NAME = re.compile(rf"{_KEY.pattern}(\.json|{re.escape(ERROR_SUFFIX)})?")
+_LOCK_TEXT = re.compile(rb"[0-9]* *\n?")
 
 
 def kernel_boot_id() -> str:
@@ -157,6 +166,7 @@ class CacheDisk:
         self._token = secrets.token_hex(8)
         self._numbers = itertools.count()
         self._boot = kernel_boot_id()
+        self._restoring = threading.RLock()
         self._root = os.open(root, _DIRECTORY)
         self._pieces = self._subdirectory(PIECES_DIRECTORY)
         self._tmp = self._subdirectory("tmp")
@@ -206,7 +216,11 @@ class CacheDisk:
     def create(self) -> TempFile:
         """A new, empty temp file."""
         name = f"{self._token}-{next(self._numbers)}"
-        return TempFile(name, os.open(name, _CREATE, _FILE_MODE, dir_fd=self._tmp))
+        try:
+            return TempFile(name, os.open(name, _CREATE, _FILE_MODE, dir_fd=self._tmp))
+        except FileNotFoundError:
+            self._restore()
+            return TempFile(name, os.open(name, _CREATE, _FILE_MODE, dir_fd=self._tmp))
 
     def discard(self, temp: TempFile) -> None:
         """Takes a temp file away. Does nothing once it was committed."""
@@ -265,18 +279,18 @@ class CacheDisk:
     def sweep(self) -> None:
         """Removes what an earlier daemon left in the middle of its work: temp files, errors, and halves of pieces."""
         for name in _names(self._tmp):
-            if not name.startswith(self._token):
+            if _TEMP_NAME.fullmatch(name) and not name.startswith(self._token):
                 _unlink(name, self._tmp)
         for directory, names in self._prefixes():
             for name in names:
-                if self._is_left_over(name, names, directory):
+                if _PIECE_NAME.fullmatch(name) and self._is_left_over(name, names, directory):
                     _unlink(name, directory)
 
     def entries(self) -> Iterator[Entry]:
         """All whole pieces, from their files."""
         for directory, names in self._prefixes():
             for name in names:
-                if "." not in name and (entry := self._entry(name, directory)) is not None:
+                if _KEY.fullmatch(name) and (entry := self._entry(name, directory)) is not None:
                     yield entry
 
     def trusts(self, entry: Entry) -> bool:
@@ -323,13 +337,35 @@ class CacheDisk:
     @contextmanager
     def _directory_of(self, key: str, *, create: bool = False) -> Iterator[int]:
         if create:
-            with suppress(FileExistsError):
-                os.mkdir(key[:2], _DIRECTORY_MODE, dir_fd=self._pieces)
+            try:
+                self._make_prefix(key)
+            except FileNotFoundError:
+                self._restore()
+                self._make_prefix(key)
         descriptor = os.open(key[:2], _DIRECTORY, dir_fd=self._pieces)
         try:
             yield descriptor
         finally:
             os.close(descriptor)
+
+    def _make_prefix(self, key: str) -> None:
+        with suppress(FileExistsError):
+            os.mkdir(key[:2], _DIRECTORY_MODE, dir_fd=self._pieces)
+
+    def _restore(self) -> None:
+        """Makes subdirectories and the id anew where they are gone. Descriptors keep their numbers: others use them."""
+        with self._restoring:
+            for name, held in (("tmp", self._tmp), (PIECES_DIRECTORY, self._pieces)):
+                made = self._subdirectory(name)
+                try:
+                    if not os.path.samestat(os.fstat(made), os.fstat(held)):
+                        os.dup2(made, held, inheritable=False)
+                finally:
+                    os.close(made)
+            for name in ("index", "manifests"):
+                os.close(self._subdirectory(name))
+            if self.id and DISK_ID_FILE not in _names(self._root):
+                self._place(self.id.encode(), DISK_ID_FILE, self._root)
 
     def _place(self, content: bytes, name: str, directory: int) -> None:
         temp = self.create()
@@ -372,6 +408,11 @@ def _prepared_root(root: Path, group: str | None) -> Path:
         if not root.exists():
             root.mkdir(mode=_DIRECTORY_MODE, parents=True)
         root = root.resolve(strict=True)
+        if root.is_dir() and (other := _strange_name(root)) is not None:
+            raise ConfigurationError(
+                f"the directory {root} holds {other!r} and is not a forebay cache:"
+                " give an empty or a new one (--cache-dir)"
+            )
         if group is not None:
             shutil.chown(root, group=group)
             root.chmod(0o2750)
@@ -386,6 +427,26 @@ def _prepared_root(root: Path, group: str | None) -> Path:
     if is_network(kind):
         raise ConfigurationError(f"the cache directory {root} is on a network file system ({kind}); give a local one")
     return root
+
+
+def _strange_name(root: Path) -> str | None:
+    """A name in a directory that is no cache; None where it is one, is empty, or is left by a first start cut short."""
+    with suppress(FileNotFoundError):
+        if stat.S_ISREG((root / DISK_ID_FILE).lstat().st_mode):
+            return None
+    return next((path.name for path in sorted(root.iterdir()) if not _is_of_a_first_start(path)), None)
+
+
+def _is_of_a_first_start(path: Path) -> bool:
+    mode = path.lstat().st_mode
+    if path.name == LOCK_FILE and stat.S_ISREG(mode):
+        with path.open("rb") as file:
+            return _LOCK_TEXT.fullmatch(file.read(64)) is not None
+    if path.name == PIECES_DIRECTORY and stat.S_ISDIR(mode):
+        return not any(path.iterdir())
+    if path.name == "tmp" and stat.S_ISDIR(mode):
+        return all(_TEMP_NAME.fullmatch(temp.name) for temp in path.iterdir())
+    return path.name == "lost+found" and stat.S_ISDIR(mode)
 
 
 def blocks_of(found: os.stat_result) -> int:

@@ -154,6 +154,58 @@ def test_a_root_that_others_can_write_is_refused(tmp_path: Path) -> None:
         CacheDisk.claim(tmp_path / "c")
 
 
+@pytest.mark.parametrize(
+    "name", ["notes.txt", "tmp/notes.txt", "pieces/ab/notes.txt", "lock", "data/1.bin", "index/cache.db", ".hidden"]
+)
+def test_a_directory_with_other_things_in_it_is_refused_and_left_as_it_is(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ConfigurationError, match=r"^the directory .* is not a forebay cache: give an empty .*$"):
+        CacheDisk.claim(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_first_start_that_was_cut_short_may_be_repeated(tmp_path: Path) -> None:
+    for name in ("lost+found", "pieces", "tmp"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "lock").write_text(f"{1234:<31}\n")
+    (tmp_path / "tmp" / "0123456789abcdef-0").write_text("half")
+    with claimed(tmp_path) as disk:
+        assert (tmp_path / "disk-id").read_text() == disk.id
+
+
+def test_sweeping_takes_only_what_has_a_name_that_is_made_here(tmp_path: Path) -> None:
+    with claimed(tmp_path) as disk:
+        prefix = disk.path(put(disk, 1).key).parent
+    foreign = [tmp_path / "tmp" / "notes.txt", prefix / "notes", prefix / "notes.json", prefix / f"{key_of(1)}.bak"]
+    left = [tmp_path / "tmp" / "0123456789abcdef-7", prefix / "a".ljust(64, "0"), prefix / f"{'b' * 64}.error"]
+    for path in (*foreign, *left):
+        path.write_text("mine")
+    with claimed(tmp_path) as disk:
+        disk.sweep()
+        assert all(path.exists() for path in foreign)
+        assert not any(path.exists() for path in left)
+
+
+def test_a_directory_that_was_emptied_under_its_owner_is_used_on(tmp_path: Path) -> None:
+    with claimed(tmp_path) as disk:
+        put(disk, 1)
+        for path in tmp_path.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        disk.write_error(key_of(1), BadObject("bad"))
+        assert disk.path(key_of(1)).with_name(f"{key_of(1)}.error").exists()
+        entry, disk_id = put(disk, 2), disk.id
+        shutil.rmtree(tmp_path / "pieces")
+        disk.write_error(key_of(1), BadObject("bad"))
+        entry = put(disk, 2)
+        assert disk.lookup(entry.key) == entry
+    with claimed(tmp_path) as disk:
+        assert disk.id == disk_id
+        assert disk.lookup(entry.key) == entry
+
+
 def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("")
     with pytest.raises(ConfigurationError, match="not a directory"):
