@@ -48,24 +48,20 @@ class ProcessDelivery:
         self._batches: deque[Batch] = deque()
         self._loader = self._make_loader(options)
         self._results: Iterator[Result] | None = None
-        self._is_broken = False
 
     def start(self, lookahead: Lookahead) -> None:
-        if self._is_broken:
+        if not self._is_whole():
             self.close()
         self._batches.clear()
         self._plans.lookahead = self._lookahead = lookahead
         self._results = iter(self._loader)
-        self._is_broken = False
 
     def next(self) -> Batch:
         assert self._results is not None
         while not self._batches:
             if self._plans.is_idle:
                 self._lookahead.await_chunk()
-            self._is_broken = True  # unless it answers: a worker that died would go on failing
             result = next(self._results)
-            self._is_broken = False
             if result != []:
                 self._plans.under_way -= 1
                 self._batches.extend(self._settled(result))
@@ -77,6 +73,11 @@ class ProcessDelivery:
         self._loader._iterator = None
         if iterator is not None:
             iterator._shutdown_workers()  # type: ignore[attr-defined]
+
+    def _is_whole(self) -> bool:
+        """Whether all workers live that there are; torch would go on with a crew of which one has died."""
+        workers = getattr(self._results, "_workers", ())
+        return all(worker.is_alive() for worker in workers)
 
     def _make_loader(self, options: WorkerOptions) -> DataLoader[Any]:
         with warnings.catch_warnings():
