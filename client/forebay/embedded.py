@@ -8,6 +8,7 @@ thread; blocks until the daemon serves, at most `START_SECONDS`.
 """
 
 import fcntl
+import json
 import logging
 import os
 import select
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from forebay.address import Address
 from forebay.embedded_place import Place, choose_place
@@ -26,6 +28,7 @@ from forebay_core.errors import ConfigurationError, DaemonUnavailable
 from forebay_core.node_layout import socket_lock
 
 START_SECONDS = 20.0
+_LINE_BYTES = 1 << 16
 _LOG_BYTES = 1 << 20
 _POLL_SECONDS = 0.05
 _logger = logging.getLogger("forebay")
@@ -145,8 +148,19 @@ def _wait_until_serving(reader: int, log: Path, deadline: float) -> None:
     ready, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
     if not ready:
         raise DaemonUnavailable(f"the daemon that was started does not serve after {START_SECONDS:.0f} s; see {log}")
-    if not os.read(reader, 1):
-        raise DaemonUnavailable(f"the daemon that was started has ended: {_last_line(log)} (its log is {log})")
+    said = _parsed(os.read(reader, _LINE_BYTES))
+    if "socket" not in said:
+        reason = said.get("message") or _last_line(log)
+        raise DaemonUnavailable(f"the daemon that was started has ended: {reason} (its log is {log})")
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+    """The line that a daemon prints when it serves, or when it cannot; empty where it ended without one."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 def _last_line(log: Path) -> str:
