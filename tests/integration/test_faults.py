@@ -79,8 +79,15 @@ def test_a_daemon_that_is_killed_while_the_trainer_waits_for_a_fill_is_ridden_th
     home: Path, bucket: Bucket, s3: SeaweedFS, data: Path, counting_proxy: CountingProxy
 ) -> None:
     bucket.upload(data, "train/")
-    slow = threading.Event()
-    counting_proxy.fault = lambda request: Fault(delay_seconds=30) if slow.is_set() else None
+    held, released = threading.Event(), threading.Event()
+
+    def hold(request: Request) -> Fault | None:
+        if released.is_set() or len(counting_proxy.gets()) < 12:
+            return None
+        held.set()
+        return Fault(delay_seconds=30)
+
+    counting_proxy.fault = hold
     environment = {**os.environ, **s3.environment(endpoint=counting_proxy.endpoint)}
     seen: list[int] = []
     with daemon(home, env=environment) as killed:
@@ -89,14 +96,13 @@ def test_a_daemon_that_is_killed_while_the_trainer_waits_for_a_fill_is_ridden_th
         )
         loader = forebay.DataLoader(data_set, 10, num_workers=1)
         iterator = iter(loader)
-        seen += next(iterator)["id"].tolist()
-        slow.set()
         reading = threading.Thread(target=lambda: seen.extend(i for batch in iterator for i in batch["id"].tolist()))
         reading.start()
-        time.sleep(0.5)
+        assert held.wait(30)
         os.kill(killed.process.pid, signal.SIGKILL)
         killed.process.wait(10)
-    slow.clear()
+    assert len(seen) < SAMPLES
+    released.set()
     with daemon(home, env=environment):
         reading.join(60)
         assert not reading.is_alive()
