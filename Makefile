@@ -54,7 +54,7 @@ endef
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(new_environment)
-	$(BIN)/python -m pip install -e ".[torch,mlflow]" --group dev -c constraints.txt
+	$(BIN)/python -m pip install -e ".[torch,mlflow,tokenizers]" --group dev -c constraints.txt
 	@touch $@
 
 $(PROTOS_INSTALLED): pyproject.toml
