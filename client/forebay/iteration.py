@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from forebay.loading.engine import Engine
-from forebay.order import Split
-from forebay.progress import Identity, Progress
+from forebay.order import RankOrder
+from forebay.progress import Progress
 from forebay.reporting import MlflowReporter, ReportTo
 from forebay.timing import BatchTiming
 from forebay_core.errors import StateError
@@ -23,8 +23,8 @@ _log = logging.getLogger("forebay")
 class Readout:
     """An engine bound to the position that it moves, and to those who are told of each batch's timing."""
 
-    def __init__(self, engine: Engine, progress: Progress, split: Split, identity: Identity) -> None:
-        self.split, self.identity = split, identity
+    def __init__(self, engine: Engine, progress: Progress, order: RankOrder) -> None:
+        self._order = order
         self.timings: deque[BatchTiming] = deque(maxlen=KEPT_TIMINGS)
         #: Counts the iterations; an iterator of an earlier one has ended.
         self.iteration = 0
@@ -44,10 +44,10 @@ class Readout:
         """Starts an iteration where the position says."""
         self.iteration += 1
         epoch, position = self._progress.begin()
-        if position > 0 and self.split.steps(self.identity.samples, position) == 0:
+        if position > 0 and self._order.steps(position) == 0:
             epoch, position = epoch + 1, 0
         self._announce(position)
-        self._progress.commit(epoch, position, self.split.global_batch)
+        self._progress.commit(epoch, position, self._order.split.global_batch)
         self._engine.seek(epoch, position)
         return self.iteration
 
@@ -59,7 +59,7 @@ class Readout:
     def next(self) -> tuple[Any, bool]:
         """The next batch, and whether it is the epoch's last."""
         batch, timing = self._engine.next()
-        self._progress.commit(batch.end.epoch, batch.end.position, self.split.global_batch)
+        self._progress.commit(batch.end.epoch, batch.end.position, self._order.split.global_batch)
         self.timings.append(timing)
         if self._reporter is not None:
             self._reporter.record(timing)
@@ -74,7 +74,7 @@ class Readout:
 
     def _announce(self, position: int) -> None:
         """Says what a user may not have meant to change, and what the end of the epoch will look like."""
-        split, samples, before = self.split, self.identity.samples, self._progress.last_global_batch
+        split, samples, before = self._order.split, self._order.samples, self._progress.last_global_batch
         if position > 0 and before not in (None, split.global_batch):
             _log.warning(
                 "the global batch is %d samples now and was %d before position %d: give global_batch_size= to keep it "
@@ -98,13 +98,14 @@ class Playback:
     def __init__(self, owner: object) -> None:
         self._owner = weakref.ref(owner)
         self._readout: Readout | None = None
+        self._key: object = None
         self._end: weakref.finalize[..., Any] | None = None
 
-    def ensure(self, split: Split, identity: Identity, make: Callable[[], Readout]) -> Readout:
-        """The readout of this split over this sequence."""
-        if self._readout is None or (self._readout.split, self._readout.identity) != (split, identity):
+    def ensure(self, key: object, make: Callable[[], Readout]) -> Readout:
+        """The readout that runs if it was made for an equal `key` (what is read, and as whom), else a new one."""
+        if self._readout is None or self._key != key:
             self.close()
-            self._readout = make()
+            self._readout, self._key = make(), key
             owner = self._owner()
             assert owner is not None
             self._end = weakref.finalize(owner, self._readout.close)

@@ -12,11 +12,13 @@ import numpy as np
 
 from forebay.daemon_client import DaemonClient, OpenedDataset
 from forebay.loading.engine import Feed
+from forebay.loading.leases import SessionLeases
 from forebay.loading.lookahead import Depth
-from forebay.order import Order, OrderOptions, Split
+from forebay.order import Order, OrderOptions, SharedOrder, Split
 from forebay.order.options import Shuffle
 from forebay.order.steps import Tail
 from forebay.progress import Identity
+from forebay.session import Session
 from forebay.topology import Topology
 from forebay_core.formats import Format
 from forebay_core.manifest import Manifest
@@ -101,14 +103,10 @@ class Stream:
 
     def feed(self, split: Split, here: Topology, source: str) -> Feed:
         """What an engine reads from."""
+        label = f"rank {here.rank} of {here.world_size}: {source}"
         return Feed(
-            client=self.client,
-            dataset=self.dataset,
-            columns=self.columns,
-            label=f"rank {here.rank} of {here.world_size}: {source}",
-            order=self.order,
-            split=split,
-            rank=here.rank,
+            order=SharedOrder(self.order, split, here.rank),
+            connect=lambda: SessionLeases(Session(self.client, self.dataset, self.columns, label)),
             piece_bytes=self.manifest.piece_decoded_bytes,
         )
 

@@ -1,13 +1,15 @@
 """Which share of each step this process reads: its rank and the world size of the data-parallel group.
 
 Found at the first iteration, never in a constructor, so that a loader may be made before `init_process_group`:
-numbers given explicitly, else `torch.distributed` where it is initialised, else the environment that torchrun sets,
-else one process alone.
+what is given explicitly, else `torch.distributed` where it is initialised, else the environment that torchrun sets,
+else one process alone. Replicas (tensor, pipeline, context parallel) read the same samples: the group is the
+data-parallel one.
 """
 
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from forebay_core.errors import ConfigurationError
 
@@ -26,16 +28,67 @@ class Topology:
             )
 
 
-def resolve(rank: int | None, world_size: int | None, environment: Mapping[str, str]) -> Topology:
-    """The topology of this process; `ConfigurationError` where what is given is not one."""
-    if (rank is None) != (world_size is None):
-        raise ConfigurationError("rank= and world_size= go together: give both, or neither to take them from torchrun")
-    if rank is not None and world_size is not None:
-        return Topology(rank, world_size)
-    return _from_process_group() or _from_environment(environment) or Topology(0, 1)
+@dataclass(frozen=True)
+class Ranks:
+    """Where the topology comes from: one of these, else `torch.distributed`, else the environment.
+
+    rank, world_size: numbers, both or none.
+    device_mesh: a `DeviceMesh` of the data-parallel dimensions alone, such as `mesh["dp"]` or `mesh["dp", "fsdp"]`;
+        ranks that differ only in other dimensions (tensor, pipeline, context) read the same samples.
+    process_group: the data-parallel `ProcessGroup`.
+
+    Raises `ConfigurationError` where several are given, or what is given is none.
+    """
+
+    rank: int | None = None
+    world_size: int | None = None
+    device_mesh: Any = None
+    process_group: Any = None
+
+    def __post_init__(self) -> None:
+        if (self.rank is None) != (self.world_size is None):
+            raise ConfigurationError(
+                "rank= and world_size= go together: give both, or neither to take them from torchrun"
+            )
+        given = [name for name in ("rank", "device_mesh", "process_group") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigurationError(f"{'=, '.join(given)}= each say which rank this is: give one of them")
+        if self.device_mesh is not None and not hasattr(self.device_mesh, "get_coordinate"):
+            raise ConfigurationError(f"device_mesh={self.device_mesh!r} is no DeviceMesh: give mesh['dp'] or so")
+        if self.rank is not None and self.world_size is not None:
+            Topology(self.rank, self.world_size)
+
+    def resolve(self, environment: Mapping[str, str]) -> Topology:
+        """The topology of this process; `ConfigurationError` where what is found is not one."""
+        if self.rank is not None and self.world_size is not None:
+            return Topology(self.rank, self.world_size)
+        if self.device_mesh is not None:
+            return _of_mesh(self.device_mesh)
+        if self.process_group is not None:
+            return _of_group(self.process_group)
+        return _of_default_group() or _from_environment(environment) or Topology(0, 1)
 
 
-def _from_process_group() -> Topology | None:
+def _of_mesh(mesh: Any) -> Topology:
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise ConfigurationError(f"this process is not in {mesh}: give the data-parallel mesh that it belongs to")
+    rank = 0
+    for place, size in zip(coordinate, mesh.shape, strict=True):
+        rank = rank * size + place
+    return Topology(rank, mesh.size())
+
+
+def _of_group(group: Any) -> Topology:
+    import torch.distributed
+
+    rank = torch.distributed.get_rank(group)
+    if rank < 0:
+        raise ConfigurationError("this process is not in process_group=: give the data-parallel group it belongs to")
+    return Topology(rank, torch.distributed.get_world_size(group))
+
+
+def _of_default_group() -> Topology | None:
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None

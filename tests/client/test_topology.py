@@ -2,31 +2,31 @@
 
 import pytest
 
-from forebay.topology import Topology, resolve
+from forebay.topology import Ranks, Topology
 from forebay_core.errors import ConfigurationError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
 
 
 def test_numbers_given_explicitly_win() -> None:
-    assert resolve(1, 2, TORCHRUN) == Topology(1, 2)
+    assert Ranks(1, 2).resolve(TORCHRUN) == Topology(1, 2)
 
 
 def test_torchruns_environment_is_read_when_nothing_is_given() -> None:
-    assert resolve(None, None, TORCHRUN) == Topology(3, 8)
+    assert Ranks().resolve(TORCHRUN) == Topology(3, 8)
 
 
 def test_a_process_alone_is_rank_0_of_1() -> None:
-    assert resolve(None, None, {}) == Topology(0, 1)
+    assert Ranks().resolve({}) == Topology(0, 1)
 
 
 @pytest.mark.parametrize(("rank", "world_size"), [(0, None), (None, 4), (4, 4), (-1, 4), (0, 0)])
 def test_half_a_topology_or_one_that_does_not_exist_is_refused(rank: int | None, world_size: int | None) -> None:
     with pytest.raises(ConfigurationError):
-        resolve(rank, world_size, {})
+        Ranks(rank, world_size).resolve({})
 
 
 @pytest.mark.parametrize("environment", [{"RANK": "x", "WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"}])
 def test_an_environment_that_makes_no_sense_is_refused(environment: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError):
-        resolve(None, None, environment)
+        Ranks().resolve(environment)

@@ -12,7 +12,7 @@ from collections.abc import Generator
 from forebay.loading.chunk import Batch, Closed
 from forebay.loading.delivery import leased
 from forebay.loading.lookahead import Lookahead
-from forebay.loading.reader import Reader, ReaderSpec
+from forebay.loading.reader import ReaderSpec
 
 #: How often the thread looks whether the trainer has left it something to do.
 _SHORTEST_PAUSE_SECONDS = 0.002
@@ -21,15 +21,18 @@ _CLOSE_SECONDS = 10.0
 
 
 class AheadDelivery:
-    """One reader, used by the thread and by the trainer in turn; a planner gets one of its own, which ends with it."""
+    """One reader, used by the thread and by the trainer in turn; a planner gets one of its own, which ends with it.
 
-    def __init__(self, spec: ReaderSpec, *, pin: bool) -> None:
-        self._spec, self._pin = spec, pin
+    `ahead=False` leaves all to the trainer's thread, for what must not be called on another.
+    """
+
+    def __init__(self, spec: ReaderSpec, *, pin: bool, ahead: bool = True) -> None:
+        self._spec, self._pin, self._ahead = spec, pin, ahead
         self._stretch: _Stretch | None = None
 
     def start(self, lookahead: Lookahead) -> None:
         self.close()
-        self._stretch = _Stretch(self._spec, lookahead, self._pin)
+        self._stretch = _Stretch(self._spec, lookahead, pin=self._pin, ahead=self._ahead)
 
     def next(self) -> Batch:
         assert self._stretch is not None
@@ -44,14 +47,16 @@ class AheadDelivery:
 class _Stretch:
     """The batches of one planner. `_producing` is held by whoever reads; only the trainer takes from `_ready`."""
 
-    def __init__(self, spec: ReaderSpec, lookahead: Lookahead, pin: bool) -> None:
+    def __init__(self, spec: ReaderSpec, lookahead: Lookahead, *, pin: bool, ahead: bool) -> None:
         self._spec, self._lookahead, self._pin = spec, lookahead, pin
         self._ready: deque[Batch | BaseException] = deque()
         self._producing = threading.Lock()
         self._trainer_waits = False
         self._batches = self._read()
-        self._thread = threading.Thread(target=self._run, name="forebay-reader", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        if ahead:
+            self._thread = threading.Thread(target=self._run, name="forebay-reader", daemon=True)
+            self._thread.start()
 
     def next(self) -> Batch:
         if not self._ready:
@@ -66,14 +71,15 @@ class _Stretch:
         return batch
 
     def close(self) -> None:
-        self._thread.join(_CLOSE_SECONDS)
+        if self._thread is not None:
+            self._thread.join(_CLOSE_SECONDS)
         if self._producing.acquire(timeout=_CLOSE_SECONDS):
             self._batches.close()
             self._producing.release()
 
     def _read(self) -> Generator[Batch, None, None]:
         """Every batch that is planned, each read when it is asked for."""
-        reader = Reader(self._spec, is_closed=self._lookahead.is_closed)
+        reader = self._spec.reader(is_closed=self._lookahead.is_closed)
         try:
             while True:
                 for batch in leased(reader, self._lookahead.next_chunk(), self._lookahead):

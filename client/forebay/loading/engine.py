@@ -1,4 +1,4 @@
-"""One loader's running machinery: a planner over a daemon session, and a delivery that reads what it plans.
+"""One loader's running machinery: a planner over its leases, and a delivery that reads what it plans.
 
 It runs on over the epochs' borders, so the first batch of a later epoch is there as soon as any other; it is started
 again only where the trainer goes somewhere else than straight on. All methods are called by the trainer's thread; what
@@ -6,38 +6,29 @@ runs beside it are the planner's thread and the readers.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from forebay.daemon_client import DaemonClient, OpenedDataset
-from forebay.loading.chunk import Batch, Closed, Int64, PieceFile
+from forebay.loading.chunk import Batch, Closed, Int64
 from forebay.loading.delivery import Delivery
-from forebay.loading.lookahead import Depth, Leases, Lookahead
-from forebay.order import Order, Split
-from forebay.session import Session
+from forebay.loading.leases import Leases
+from forebay.loading.lookahead import Depth, Lookahead
+from forebay.order import RankOrder
 from forebay.timing import BatchTiming, time_batch
 from forebay_core.errors import StateError
 
 
 @dataclass(frozen=True)
 class Feed:
-    """Where an engine's pieces come from: one dataset of one daemon, as one rank reads it.
+    """What an engine reads from: an order, and where its pieces come from.
 
-    piece_bytes: int64 [pieces], how large each piece is, as the manifest states it.
+    connect: opens the session, on the planner's thread.
+    piece_bytes: int64 [pieces], how large each piece is, as the manifest states it; empty for an order without pieces.
     """
 
-    client: DaemonClient
-    dataset: OpenedDataset
-    columns: tuple[str, ...]
-    label: str
-    order: Order
-    split: Split
-    rank: int
+    order: RankOrder
+    connect: Callable[[], Leases]
     piece_bytes: Int64
-
-    def connect(self) -> Leases:
-        """Opens the session."""
-        return _SessionLeases(Session(self.client, self.dataset, self.columns, self.label))
 
 
 class Engine:
@@ -56,8 +47,6 @@ class Engine:
         self._stop()
         self._lookahead = Lookahead(
             self._feed.order,
-            self._feed.split,
-            self._feed.rank,
             self._feed.connect,
             piece_bytes=self._feed.piece_bytes,
             start=(epoch, position),
@@ -108,32 +97,3 @@ def _lasting(error: BaseException) -> BaseException:
     if isinstance(error, StopIteration | Closed):
         return StateError("the loader was closed while it was iterated: iterate it again")
     return error
-
-
-class _SessionLeases:
-    """A session, in the planner's terms."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.publish = session.publish
-        self.report = session.report
-        self.release = session.release
-        self.close = session.close
-
-    @property
-    def budget_bytes(self) -> int:
-        return self._session.budget_bytes
-
-    def lease(self, pieces: Sequence[int]) -> list[PieceFile]:
-        return [
-            PieceFile(
-                lease.piece,
-                str(lease.path),
-                lease.inode,
-                lease.size,
-                lease.offset,
-                lease.length,
-                in_place=lease.in_place,
-            )
-            for lease in self._session.acquire(pieces)
-        ]

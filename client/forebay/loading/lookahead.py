@@ -15,38 +15,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from forebay.loading.chunk import Chunk, Closed, Int64, PieceFile, StepEnd
 from forebay.loading.holdings import Holdings
-from forebay.order import Needs, Order, Split
-from forebay.order.plan import RankPlan
+from forebay.loading.leases import Leases
+from forebay.order import Needs, RankOrder, RankPlan
+from forebay.order.rank_order import rank_samples
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
 _BLOCK_STEPS = 256
 _BLOCK_SAMPLES = 16384
-
-
-class Leases(Protocol):
-    """What the planner wants of a session with the daemon. Positions are epoch × samples + position."""
-
-    @property
-    def budget_bytes(self) -> int:
-        """What should be held at once beyond what the next step needs, as the daemon said with the last lease."""
-
-    def publish(self, pieces: Int64, first: Int64, last: Int64) -> None: ...
-
-    def report(self, position: int, positions_per_second: float) -> None: ...
-
-    def lease(self, pieces: Sequence[int]) -> list[PieceFile]: ...
-
-    def release(self, pieces: Sequence[int]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +47,14 @@ class Lookahead:
 
     def __init__(
         self,
-        order: Order,
-        split: Split,
-        rank: int,
+        order: RankOrder,
         connect: Callable[[], Leases],
         *,
         piece_bytes: Int64,
         start: tuple[int, int],
         depth: Depth,
     ) -> None:
-        self._order, self._split, self._rank, self._depth = order, split, rank, depth
+        self._order, self._depth = order, depth
         self._connect = connect
         self._session: Leases | None = None
         self._start = start
@@ -219,14 +199,13 @@ class Lookahead:
         epoch, position = self._start
         steps = 1
         while True:
-            order = self._order.epoch(epoch)
-            needs = order.needs(position, split=self._split, rank=self._rank)
+            needs = self._order.needs(epoch, position)
             bounds = self._bounds(epoch, needs)
             is_published = False
-            while position < order.samples:
+            while position < self._order.samples:
                 if self._closing:
                     raise Closed
-                block = order.plan(position, self._block_steps(steps), split=self._split, rank=self._rank)
+                block = self._order.plan(epoch, position, self._block_steps(steps))
                 if block.steps == 0:
                     break
                 for chunk in self._cut(session, epoch, position, block, bounds):
@@ -239,7 +218,7 @@ class Lookahead:
             epoch, position = epoch + 1, 0
 
     def _block_steps(self, steps: int) -> int:
-        return max(1, min(steps, _BLOCK_SAMPLES * self._split.world_size // self._split.global_batch))
+        return max(1, min(steps, _BLOCK_SAMPLES // rank_samples(self._order)))
 
     def _bounds(self, epoch: int, needs: Needs) -> Int64:
         """For each piece the position, over all epochs, at which this epoch is done with it."""
@@ -250,7 +229,7 @@ class Lookahead:
     def _publish(self, session: Leases, epoch: int, here: Needs) -> None:
         """This epoch's needs and the next one's. After the first chunk: its pieces are wanted before all others."""
         samples = self._order.samples
-        there = self._order.epoch(epoch + 1).needs(0, split=self._split, rank=self._rank)
+        there = self._order.needs(epoch + 1, 0)
         base, following = epoch * samples, (epoch + 1) * samples
         session.publish(
             np.concatenate([here.pieces, there.pieces]),
@@ -260,27 +239,35 @@ class Lookahead:
 
     def _cut(self, session: Leases, epoch: int, position: int, block: RankPlan, bounds: Int64) -> Iterator[Chunk]:
         """The block's chunks; the pieces of each are leased when its turn comes, not before."""
-        whole = self._split.steps(self._order.samples)
-        number = (epoch + 1) * whole - self._split.steps(self._order.samples, position)
+        number = (epoch + 1) * self._order.steps() - self._order.steps(position)
         self._block_begin = position
         start = 0
         while start < block.steps:
             stop = min(start + self._chunk_steps, block.steps)
             self._chunk_steps = min(2 * self._chunk_steps, self._depth.chunk_steps)
             self._holdings.replace(self._leased_again)
-            pieces = _pieces(block, start, stop)
+            pieces = self._pieces(block, start, stop)
             if not self._fits(session, pieces):
                 stop = start + 1
-                pieces = _pieces(block, start, stop)
+                pieces = self._pieces(block, start, stop)
                 self._await_budget(session, pieces)
             missing = self._holdings.missing(pieces, bounds)
             if missing:
                 self._holdings.take(session.lease(missing))
             arrived = self._arrived(block, start, stop)
             if arrived < stop:
-                stop, pieces = arrived, _pieces(block, start, arrived)
+                stop, pieces = arrived, self._pieces(block, start, arrived)
             yield self._chunk(epoch, block, range(start, stop), number, pieces)
             start = stop
+
+    def _pieces(self, block: RankPlan, start: int, stop: int) -> list[int]:
+        """The pieces of these steps, in the order in which they are wanted."""
+        if not self._order.has_pieces:
+            return []
+        wanted = block.piece[block.offsets[start] : block.offsets[stop]]
+        pieces, first = np.unique(wanted, return_index=True)
+        in_order: list[int] = pieces[np.argsort(first)].tolist()
+        return in_order
 
     def _fits(self, session: Leases, pieces: Sequence[int]) -> bool:
         return self._holdings.bytes_with(pieces) <= session.budget_bytes
@@ -304,7 +291,7 @@ class Lookahead:
         if not self._holdings.has_pending:
             return stop
         for step in range(start + 1, stop):
-            if self._holdings.any_pending(_pieces(block, step, step + 1)):
+            if self._holdings.any_pending(self._pieces(block, step, step + 1)):
                 return step
         return stop
 
@@ -334,14 +321,6 @@ class Lookahead:
         if after == self._order.samples:
             return StepEnd(epoch + 1, 0, number + step, last_of_epoch=True)
         return StepEnd(epoch, after, number + step, last_of_epoch=False)
-
-
-def _pieces(block: RankPlan, start: int, stop: int) -> list[int]:
-    """The pieces of these steps, in the order in which they are wanted."""
-    wanted = block.piece[block.offsets[start] : block.offsets[stop]]
-    pieces, first = np.unique(wanted, return_index=True)
-    in_order: list[int] = pieces[np.argsort(first)].tolist()
-    return in_order
 
 
 class _Rate:

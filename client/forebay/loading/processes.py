@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from forebay.loading.chunk import Batch, Chunk, Failed, Lost
 from forebay.loading.delivery import leased
 from forebay.loading.lookahead import Lookahead
-from forebay.loading.reader import Reader, ReaderSpec
+from forebay.loading.reader import Reader, ReaderSpec, read
 from forebay.order.philox import seed_digest
 from forebay_core.errors import by_name
 
@@ -103,7 +103,7 @@ class ProcessDelivery:
             raise by_name(result.error)(result.message)
         if not isinstance(result, Lost):
             return result
-        reader = Reader(self._spec)
+        reader = self._spec.reader()
         try:
             return list(leased(reader, self._lookahead.lease_again(result.chunk), self._lookahead))
         finally:
@@ -152,8 +152,8 @@ class _Chunks(Dataset[Result]):
         if chunk is None:
             return []
         if self._reader is None:
-            self._reader = Reader(self._spec)
-        return self._reader.read(chunk)
+            self._reader = self._spec.reader()
+        return read(self._reader, chunk)
 
     def __len__(self) -> int:
         return 2**62

@@ -71,7 +71,7 @@ class _Crew:
         reader = None
         sequence = number
         try:
-            reader = Reader(self._spec, is_closed=self._lookahead.is_closed)
+            reader = self._spec.reader(is_closed=self._lookahead.is_closed)
             while True:
                 chunk = self._pull(sequence)
                 self._hand_in(sequence, self._read(reader, chunk))

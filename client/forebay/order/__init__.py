@@ -2,7 +2,8 @@
 
 Read in this order: `options` (what may be chosen), `lanes` and `line` (pieces to a track), `window` and `permutation`
 (the shuffles), `sequence` (positions to samples), `steps` and `share` (positions to ranks), `plan` and `needs` (what
-the loader asks), `engine` (the surface), `mixture` (the order of several datasets). It does no I/O and knows nothing of
+the loader asks), `engine` (the surface), `rank_order` (the surface as one rank sees it), `mixture` (the order of
+several datasets). It does no I/O and knows nothing of
 torch, files or the daemon.
 """
 
@@ -11,6 +12,7 @@ from forebay.order.mixture import Draws, MixtureEpoch, MixtureOrder, in_step_ord
 from forebay.order.needs import Needs
 from forebay.order.options import OrderOptions, Shuffle
 from forebay.order.plan import RankPlan
+from forebay.order.rank_order import RankOrder, SharedOrder
 from forebay.order.share import Runs, runs
 from forebay.order.steps import Split, Step, Tail
 
@@ -24,8 +26,10 @@ __all__ = [
     "Order",
     "OrderOptions",
     "Place",
+    "RankOrder",
     "RankPlan",
     "Runs",
+    "SharedOrder",
     "Shuffle",
     "Split",
     "Step",

@@ -166,6 +166,11 @@ class Order:
         return self._lanes.samples
 
     @property
+    def has_pieces(self) -> bool:
+        """False for the order of indices: its one piece stands for the dataset."""
+        return self._has_pieces
+
+    @property
     def lanes(self) -> int:
         return self._lanes.count
 

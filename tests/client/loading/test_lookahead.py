@@ -11,7 +11,7 @@ import pytest
 
 from forebay.loading.chunk import Chunk, Closed, Int64, PieceFile
 from forebay.loading.lookahead import Depth, Lookahead
-from forebay.order import Order, OrderOptions, Split
+from forebay.order import Order, OrderOptions, SharedOrder, Split
 from forebay_core.errors import SourceUnreachable
 
 ROWS = [7, 0, 13, 20, 5, 9, 31, 4, 11]
@@ -58,8 +58,8 @@ class Session:
 def planning(
     connect: Callable[[], Session], *, start: tuple[int, int] = (0, 0), depth: Depth | None = None, rank: int = 0
 ) -> Iterator[Lookahead]:
-    order = Order(ROWS, seed=3, options=OrderOptions(lanes=4, window=6))
-    lookahead = Lookahead(order, SPLIT, rank, connect, piece_bytes=BYTES, start=start, depth=depth or Depth(8, 4))
+    order = SharedOrder(Order(ROWS, seed=3, options=OrderOptions(lanes=4, window=6)), SPLIT, rank)
+    lookahead = Lookahead(order, connect, piece_bytes=BYTES, start=start, depth=depth or Depth(8, 4))
     lookahead.start()
     try:
         yield lookahead
@@ -151,7 +151,9 @@ def test_no_more_is_planned_than_the_depth_allows() -> None:
 def test_a_step_whose_piece_is_in_fill_is_not_read_together_with_those_before_it(tmp_path: Path) -> None:
     order = Order([50, 50], seed=0, shuffle=False)
     session = Session(pending={1: tmp_path / "late"})
-    lookahead = Lookahead(order, Split(1, 10), 0, lambda: session, piece_bytes=BYTES, start=(0, 0), depth=Depth(64, 32))
+    lookahead = Lookahead(
+        SharedOrder(order, Split(1, 10), 0), lambda: session, piece_bytes=BYTES, start=(0, 0), depth=Depth(64, 32)
+    )
     lookahead.start()
     try:
         chunks = consume(lookahead, 10)

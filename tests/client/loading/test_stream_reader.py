@@ -13,7 +13,9 @@ import torch
 
 from forebay.keys import IS_PAD, POSITION, SAMPLE_ID
 from forebay.loading.chunk import Batch, Chunk, Failed, Lost, PieceFile, StepEnd
-from forebay.loading.reader import Reader, ReaderSpec
+from forebay.loading.assembly import Assembly
+from forebay.loading.reader import read
+from forebay.loading.stream_reader import StreamReader, StreamReaderSpec
 from forebay_core.errors import ConfigurationError
 from forebay_core.formats import Format, Parquet, Tokens
 from forebay_core.formats.base import ObjectInfo, Steps
@@ -77,8 +79,10 @@ class Local:
             end=begin + len(ids),
         )
 
-    def reader(self, **options: Any) -> Reader:
-        return Reader(pickle.loads(pickle.dumps(ReaderSpec(self.manifest_path, self.columns, 7, **options))))
+    def reader(self, **options: Any) -> StreamReader:
+        spec = StreamReaderSpec(self.manifest_path, self.columns, 7, **options)
+        made: StreamReader = pickle.loads(pickle.dumps(spec)).reader()
+        return made
 
 
 def drive(steps: Steps[Any], data: bytes) -> Any:
@@ -106,7 +110,7 @@ STEPS = [[0, 3, 12, 31, 59], [58, 7], [], [20]]
 
 
 def test_the_columnar_path_gives_tensors_for_numbers_and_lists_for_text(parquet: Local) -> None:
-    first, *_ = batches(parquet.reader().read(parquet.chunk(STEPS)))
+    first, *_ = batches(read(parquet.reader(), parquet.chunk(STEPS)))
     expected = [row(sample) for sample in STEPS[0]]
     assert list(first.data) == list(COLUMNS)
     assert torch.equal(first.data["id"], torch.tensor(STEPS[0]))
@@ -122,8 +126,8 @@ def identity(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_both_paths_give_the_same_batches(parquet: Local) -> None:
-    fast = batches(parquet.reader().read(parquet.chunk(STEPS[:2])))
-    slow = batches(parquet.reader(transform=identity).read(parquet.chunk(STEPS[:2])))
+    fast = batches(read(parquet.reader(), parquet.chunk(STEPS[:2])))
+    slow = batches(read(parquet.reader(transform=identity), parquet.chunk(STEPS[:2])))
     for one, other in zip(fast, slow, strict=True):
         for name in COLUMNS:
             if isinstance(one.data[name], torch.Tensor):
@@ -134,7 +138,7 @@ def test_both_paths_give_the_same_batches(parquet: Local) -> None:
 
 
 def test_a_chunk_of_several_steps_is_cut_where_each_step_ends(parquet: Local) -> None:
-    result = batches(parquet.reader(extras=(SAMPLE_ID, POSITION, IS_PAD)).read(parquet.chunk(STEPS)))
+    result = batches(read(parquet.reader(assembly=Assembly(extras=(SAMPLE_ID, POSITION, IS_PAD))), parquet.chunk(STEPS)))
     assert [batch.data["id"].tolist() for batch in result] == STEPS
     assert [batch.samples for batch in result] == [5, 2, 0, 1]
     for batch, step in zip(result, STEPS, strict=True):
@@ -144,7 +148,7 @@ def test_a_chunk_of_several_steps_is_cut_where_each_step_ends(parquet: Local) ->
 
 
 def test_keeping_one_batch_of_a_chunk_saves_its_own_bytes_only(parquet: Local) -> None:
-    first, *_ = batches(parquet.reader().read(parquet.chunk(STEPS)))
+    first, *_ = batches(read(parquet.reader(), parquet.chunk(STEPS)))
     assert first.data["id"].untyped_storage().nbytes() == 5 * 8
 
 
@@ -153,7 +157,7 @@ def test_token_rows_become_one_tensor(tmp_path: Path) -> None:
     local = Local(
         tmp_path, [tmp_path / "a.bin"], Tokens(sequence_length=16, dtype="int32", piece_bytes=640), ("tokens",)
     )
-    (batch,) = batches(local.reader().read(local.chunk([[3, 49, 0, 20]])))
+    (batch,) = batches(read(local.reader(), local.chunk([[3, 49, 0, 20]])))
     expected = tokens(samples=50, sequence_length=16)[[3, 49, 0, 20]]
     assert batch.data["tokens"].dtype == torch.int32
     assert np.array_equal(batch.data["tokens"].numpy(), expected)
@@ -165,9 +169,9 @@ def augment(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
 
 def test_a_samples_augmentation_depends_on_seed_epoch_and_sample_and_not_on_its_batch(parquet: Local) -> None:
     reader = parquet.reader(transform=augment)
-    (together,) = batches(reader.read(parquet.chunk([[5, 40]], epoch=2)))
-    (alone,) = batches(reader.read(parquet.chunk([[40]], epoch=2)))
-    (later,) = batches(reader.read(parquet.chunk([[40]], epoch=3)))
+    (together,) = batches(read(reader, parquet.chunk([[5, 40]], epoch=2)))
+    (alone,) = batches(read(reader, parquet.chunk([[40]], epoch=2)))
+    (later,) = batches(read(reader, parquet.chunk([[40]], epoch=3)))
     assert together.data["noise"][1] == alone.data["noise"][0]
     assert later.data["noise"][0] != alone.data["noise"][0]
 
@@ -175,7 +179,7 @@ def test_a_samples_augmentation_depends_on_seed_epoch_and_sample_and_not_on_its_
 def test_a_transform_leaves_the_trainers_generators_alone(parquet: Local) -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    parquet.reader(transform=augment).read(parquet.chunk([[5, 40]]))
+    read(parquet.reader(transform=augment), parquet.chunk([[5, 40]]))
     assert torch.equal(before, torch.get_rng_state())
 
 
@@ -183,21 +187,21 @@ def test_a_transforms_own_error_passes_through_as_it_is(parquet: Local) -> None:
     def fail(sample: dict[str, Any]) -> None:
         raise ZeroDivisionError(sample["id"])
 
-    reader = Reader(ReaderSpec(parquet.manifest_path, COLUMNS, 7, transform=fail))
+    reader = StreamReaderSpec(parquet.manifest_path, COLUMNS, 7, transform=fail).reader()
     with pytest.raises(ZeroDivisionError):
-        reader.read(parquet.chunk([[5]]))
+        read(reader, parquet.chunk([[5]]))
 
 
 def test_extras_over_a_batch_that_is_no_dict_are_refused(parquet: Local) -> None:
-    spec = ReaderSpec(parquet.manifest_path, COLUMNS, 7, collate_fn=len, extras=(SAMPLE_ID,))
-    result = Reader(spec).read(parquet.chunk([[5]]))
+    assembly = Assembly(collate_fn=len, extras=(SAMPLE_ID,))
+    result = read(parquet.reader(assembly=assembly), parquet.chunk([[5]]))
     assert isinstance(result, Failed)
     assert result.error == "ConfigurationError"
 
 
 def test_extras_that_do_not_exist_are_refused_at_once(parquet: Local) -> None:
     with pytest.raises(ConfigurationError, match="sample_ids"):
-        ReaderSpec(parquet.manifest_path, COLUMNS, 7, extras=("sample_ids",))
+        Assembly(extras=("sample_ids",))
 
 
 @pytest.fixture
@@ -215,9 +219,9 @@ def test_a_piece_in_fill_is_waited_for_and_counted_as_remote_wait(filling: tuple
             filled_at.append(time.monotonic())
         return False
 
-    reader = Reader(ReaderSpec(local.manifest_path, local.columns, 7), is_closed=asked_while_waiting)
+    reader = StreamReaderSpec(local.manifest_path, local.columns, 7).reader(is_closed=asked_while_waiting)
     waited_from = time.monotonic()
-    (batch,) = batches(reader.read(chunk))
+    (batch,) = batches(read(reader, chunk))
     assert batch.data["id"].tolist() == [0, 1]
     (wait,) = [stage for stage in batch.stages if stage.name == "remote_wait"]
     assert waited_from <= wait.start < filled_at[0] < wait.stop
@@ -227,12 +231,12 @@ def test_a_fill_that_fails_ends_the_wait_with_its_error(filling: tuple[Local, Ch
     local, chunk = filling
     failure = {"error": "AccessDenied", "message": "s3://b/k: the key id is unknown"}
     Path(f"{local.path(0)}.error").write_text(json.dumps(failure))
-    assert local.reader().read(chunk) == Failed("AccessDenied", "s3://b/k: the key id is unknown")
+    assert read(local.reader(), chunk) == Failed("AccessDenied", "s3://b/k: the key id is unknown")
 
 
 def test_a_fill_that_takes_long_is_looked_after_again(filling: tuple[Local, Chunk]) -> None:
     local, chunk = filling
-    result = local.reader(wait_seconds=0.05).read(chunk)
+    result = read(local.reader(wait_seconds=0.05), chunk)
     assert isinstance(result, Lost)
     assert result.gone is False
 
@@ -240,19 +244,19 @@ def test_a_fill_that_takes_long_is_looked_after_again(filling: tuple[Local, Chun
 def test_a_file_that_went_or_was_replaced_is_leased_again(parquet: Local) -> None:
     chunk = parquet.chunk([[0, 1]])
     parquet.path(0).unlink()
-    result = parquet.reader().read(chunk)
+    result = read(parquet.reader(), chunk)
     assert isinstance(result, Lost)
     assert result.gone is True
     parquet.path(0).write_bytes(b"something else")
-    assert isinstance(parquet.reader().read(chunk), Lost)
-    assert isinstance(parquet.reader().read(chunk.with_files((parquet.fill(0),))), list)
+    assert isinstance(read(parquet.reader(), chunk), Lost)
+    assert isinstance(read(parquet.reader(), chunk.with_files((parquet.fill(0),))), list)
 
 
 def test_an_open_piece_is_read_on_although_its_file_was_removed_until_nobody_wants_it(parquet: Local) -> None:
     reader = parquet.reader()
     files = [parquet.fill(0)]
-    reader.read(parquet.chunk([[0, 1]], files=files))
+    read(reader, parquet.chunk([[0, 1]], files=files))
     parquet.path(0).unlink()
-    assert isinstance(reader.read(parquet.chunk([[0, 1]], files=files, begin=97)), list)
-    assert isinstance(reader.read(parquet.chunk([[0, 1]], files=files, begin=98)), list)
-    assert isinstance(reader.read(parquet.chunk([[0, 1]], files=files, begin=98)), Lost)
+    assert isinstance(read(reader, parquet.chunk([[0, 1]], files=files, begin=97)), list)
+    assert isinstance(read(reader, parquet.chunk([[0, 1]], files=files, begin=98)), list)
+    assert isinstance(read(reader, parquet.chunk([[0, 1]], files=files, begin=98)), Lost)

@@ -1,0 +1,93 @@
+"""A map-style dataset in an exact order: what a loader makes of any `dataset[index]` that it is given.
+
+The dataset is the user's object, unchanged; its rows are had by index, so no daemon takes part. What binds a state to
+it is its length alone: nothing more can be known of an object that only answers `len` and indices.
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+
+from forebay.loading.assembly import Assembly
+from forebay.loading.engine import Feed
+from forebay.loading.indexed_reader import IndexedReaderSpec
+from forebay.loading.leases import NoLeases
+from forebay.loading.lookahead import Depth
+from forebay.order import Order, SharedOrder, Split
+from forebay.order.steps import Tail
+from forebay.ordered import Ordered
+from forebay.progress import Identity
+from forebay.topology import Ranks
+from forebay_core.errors import ConfigurationError
+
+_AHEAD = Depth(steps=4, chunk_steps=1)
+
+
+class IndexedDataset(Ordered):
+    """`dataset[index]` for the indices [0, len(dataset)): each exactly once an epoch over all ranks.
+
+    The trainer's own thread reads, as with torch's loader without workers: a dataset may hold what belongs to one
+    thread, and may draw from the process's random generators.
+    """
+
+    reads_ahead = False
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        shuffle: Literal["global", False],
+        seed: int,
+        batch_size: int | None,
+        tail: Tail,
+        ranks: Ranks,
+        extras: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(batch_size=batch_size, tail=tail, ranks=ranks, extras=extras)
+        self.dataset = dataset
+        self.shuffle: Literal["global", False] = shuffle
+        self.seed = seed
+        self._order: Order | None = None
+        Order.of_indices(0, seed=seed, shuffle=shuffle)
+
+    @property
+    def samples(self) -> int:
+        """The dataset's length."""
+        return self._ordered().samples
+
+    def describe(self) -> dict[str, Any]:
+        """`{"epoch", "position", "samples", "index"}`: the index that is read next, None at the end of the epoch."""
+        order = self._ordered()
+        places = order.epoch(self.epoch).places(self.position)
+        index = places[0].row if places else None
+        return {"epoch": self.epoch, "position": self.position, "samples": order.samples, "index": index}
+
+    def _ordered(self) -> Order:
+        """The order of as many indices as the dataset has now."""
+        length = _length(self.dataset)
+        if self._order is None or self._order.samples != length:
+            self._order = Order.of_indices(length, seed=self.seed, shuffle=self.shuffle)
+        return self._order
+
+    def _identity(self) -> Identity:
+        order = self._ordered()
+        return Identity("indices", order.samples, {**order.spec(), "tail": self.tail})
+
+    def _feed(self, split: Split) -> Feed:
+        order = SharedOrder(self._ordered(), split, self._topology().rank)
+        return Feed(order, NoLeases, piece_bytes=np.zeros(0, dtype=np.int64))
+
+    def _depth(self, split: Split) -> Depth:
+        return _AHEAD
+
+    def _reader_spec(self, assembly: Assembly) -> IndexedReaderSpec:
+        return IndexedReaderSpec(self.dataset, self.seed, assembly)
+
+
+def _length(dataset: Any) -> int:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError) as error:
+        raise ConfigurationError(
+            f"{type(dataset).__name__} has no length ({error}): an exact order needs one; define __len__"
+        ) from error

@@ -1,0 +1,188 @@
+"""Reads chunks of a stream: maps local files, gathers rows, transforms. Stateless but for its open mappings.
+
+Two paths. Where no Python has to run per sample (no transform, no collate function) a step's rows are gathered column
+by column, one array each. Else samples are dicts that pass through the transform one by one. What is random in a
+transform follows from (seed, epoch, sample id).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from forebay.loading.assembly import Assembly, Clock
+from forebay.loading.chunk import Batch, Chunk, Int64
+from forebay.loading.open_pieces import OpenPiece, OpenPieces
+from forebay.sampling import SampleStream, takes_rng
+from forebay_core.errors import PieceGone
+from forebay_core.formats.base import Column
+from forebay_core.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class StreamReaderSpec:
+    """Makes readers of the dataset that a manifest describes.
+
+    `wait_seconds` is how long a piece in fill is waited for before the planner is asked to look after it again.
+    """
+
+    manifest_path: Path
+    columns: tuple[str, ...]
+    seed: int
+    transform: Callable[..., Any] | None = None
+    assembly: Assembly = field(default_factory=Assembly)
+    wait_seconds: float = 10.0
+    dataset: Any = None
+
+    @property
+    def columnar(self) -> bool:
+        """True where no Python runs per sample."""
+        return self.transform is None and self.assembly.collate_fn is None and self.assembly.batched
+
+    def reader(self, *, is_closed: Callable[[], bool] = lambda: False) -> "StreamReader":
+        """A reader for this thread; `is_closed` ends its waits for pieces."""
+        return StreamReader(self, is_closed=is_closed)
+
+
+class Gathering:
+    """Rows of one chunk, by ranges of its samples."""
+
+    def __init__(self, chunk: Chunk, pieces: OpenPieces, opened: Mapping[int, OpenPiece]) -> None:
+        self.chunk = chunk
+        self._opened = opened
+        self._on_grid = pieces.on_grid(chunk.piece, chunk.row)
+
+    def column(self, column: Column, cut: slice) -> npt.NDArray[Any] | list[Any]:
+        """An array [n, *shape] of a fixed-width column, else a list of n values."""
+        if column.dtype is None:
+            values: list[Any] = []
+            for piece, rows, _ in self._runs(cut):
+                values += piece.reader.values(column.name, rows)
+            return values
+        out = np.empty((cut.stop - cut.start, *column.shape), dtype=column.dtype)
+        if self._on_grid is not None:
+            grid, rows = self._on_grid
+            grid.take(rows[cut], axis=0, out=out, mode="clip")
+            return out
+        for piece, rows, into in self._runs(cut):
+            piece.reader.take(column.name, rows, out[into])
+        return out
+
+    def samples(self, names: Sequence[str], cut: slice) -> list[dict[str, Any]]:
+        """One dict a sample."""
+        places = zip(self.chunk.piece[cut].tolist(), self.chunk.row[cut].tolist(), strict=True)
+        return [self._opened[piece].reader.sample(row, names) for piece, row in places]
+
+    def _runs(self, cut: slice) -> Iterator[tuple[OpenPiece, Int64, slice]]:
+        """For each stretch of samples of one piece: the piece, the rows, and where in the cut they go."""
+        piece, row = self.chunk.piece[cut], self.chunk.row[cut]
+        if len(piece) == 0:
+            return
+        starts = [0, *(np.flatnonzero(np.diff(piece)) + 1).tolist()]
+        for start, stop in zip(starts, [*starts[1:], len(piece)], strict=True):
+            yield self._opened[int(piece[start])], row[start:stop], slice(start, stop)
+
+
+class StreamReader:
+    """Turns chunks into batches. Not for several threads at once."""
+
+    def __init__(self, spec: StreamReaderSpec, *, is_closed: Callable[[], bool] = lambda: False) -> None:
+        self._spec = spec
+        manifest = Manifest.open(spec.manifest_path)
+        columns = manifest.columns(list(spec.columns))
+        self._pieces = OpenPieces(manifest, spec.columns, wait_seconds=spec.wait_seconds, is_closed=is_closed)
+        self._assembly = spec.assembly
+        self._source = Columnar(columns) if spec.columnar else BySample(spec, columns)
+
+    def batches(self, chunk: Chunk) -> Iterator[Batch]:
+        """The chunk's batches, each read when asked for. `PieceGone` and `StillFilling` only come before the first."""
+        clock = Clock()
+        self._pieces.pass_by(chunk.begin)
+        try:
+            opened = self._open(chunk, clock)
+        except PieceGone:
+            self._pieces.discard(file.piece for file in chunk.files)
+            raise
+        in_place = [piece for piece in opened.values() if piece.file.in_place]
+        self._pieces.check_in_place(in_place)
+        gathering = Gathering(chunk, self._pieces, opened)
+        bounds = chunk.offsets.tolist()
+        for end, start, stop in zip(chunk.ends, bounds[:-1], bounds[1:], strict=True):
+            clock.begin()
+            data = self._batch(gathering, slice(start, stop), clock)
+            if in_place:
+                self._pieces.check_in_place(in_place)
+            yield Batch(data, end, stop - start, clock.take())
+        self._pieces.pass_by(chunk.end)
+
+    def close(self) -> None:
+        """Unmaps everything."""
+        self._pieces.close()
+
+    def _batch(self, gathering: Gathering, cut: slice, clock: Clock) -> Any:
+        batch = self._assembly.with_extras(self._source.batch(gathering, cut, clock), gathering.chunk, cut)
+        clock.lap("collate")
+        if self._assembly.batch_transform is not None:
+            batch = self._assembly.transformed(batch)
+            clock.lap("transform")
+        return batch
+
+    def _open(self, chunk: Chunk, clock: Clock) -> dict[int, OpenPiece]:
+        opened = {}
+        for file in chunk.files:
+            piece = self._pieces.get(file)
+            if piece is None:
+                piece = self._pieces.open(file)
+                clock.lap("remote_wait" if not file.inode else "read")
+            opened[file.piece] = piece
+        return opened
+
+
+class Columnar:
+    """Batches of columns; no Python runs per sample."""
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        self._columns = columns
+
+    def batch(self, gathering: Gathering, cut: slice, clock: Clock) -> dict[str, Any]:
+        """One step's dict of tensors and lists."""
+        gathered = {name: gathering.column(column, cut) for name, column in self._columns.items()}
+        clock.lap("read")
+        return {name: _batched(values) for name, values in gathered.items()}
+
+
+class BySample:
+    """Batches of samples that pass through the user's functions one by one."""
+
+    def __init__(self, spec: StreamReaderSpec, columns: Mapping[str, Column]) -> None:
+        self._transform, self._assembly = spec.transform, spec.assembly
+        self._names = list(columns)
+        self._stream = SampleStream(spec.seed)
+        self._with_rng = spec.transform is not None and takes_rng(spec.transform)
+
+    def batch(self, gathering: Gathering, cut: slice, clock: Clock) -> Any:
+        """One step's batch, as the collate function makes it; a single sample where there are no batches."""
+        samples: list[Any] = gathering.samples(self._names, cut)
+        clock.lap("read")
+        if self._transform is not None:
+            samples = self._transformed(self._transform, gathering.chunk, samples, cut)
+            clock.lap("transform")
+        return self._assembly.collated(samples)
+
+    def _transformed(self, transform: Callable[..., Any], chunk: Chunk, samples: list[Any], cut: slice) -> list[Any]:
+        call = self._stream.call
+        return [
+            call(transform, sample, chunk.epoch, sample_id, with_rng=self._with_rng)
+            for sample, sample_id in zip(samples, chunk.sample_id[cut].tolist(), strict=True)
+        ]
+
+
+def _batched(values: npt.NDArray[Any] | list[Any]) -> Any:
+    """One tensor for a fixed-width column, else a list whose arrays are tensors."""
+    if isinstance(values, list):
+        return [torch.from_numpy(value) if isinstance(value, np.ndarray) else value for value in values]
+    return torch.from_numpy(values)
