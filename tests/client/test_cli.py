@@ -120,6 +120,7 @@ INTERRUPTED = """
 import os, signal, forebay.cli as cli
 @cli.app.command()
 def wait() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell begins with it ignored
     os.kill(os.getpid(), signal.SIGINT)
     signal.pause()
 cli.main(["wait"])
