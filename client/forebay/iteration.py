@@ -1,4 +1,6 @@
-"""What `for batch in loader` runs: one epoch over an engine, committing the position as each batch is handed out.
+"""What `for batch in loader` runs: a pass over an engine, committing the position as each batch is handed out.
+
+A pass is the rest of an epoch, or a number of steps.
 
 Used on the trainer's thread alone.
 """
@@ -7,7 +9,8 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from forebay.loading.engine import Engine
 from forebay.order import RankOrder
@@ -40,26 +43,27 @@ class Readout:
         if self._reporter is None:
             self._reporter = MlflowReporter.for_active_run(report_to)
 
-    def begin(self) -> int:
-        """Starts an iteration where the position says."""
+    def begin(self, *, runs_on: bool) -> int:
+        """Starts an iteration where the position says; how many steps of it were handed out before a resume."""
         self.iteration += 1
-        epoch, position = self._progress.begin()
+        epoch, position = self._progress.begin(runs_on=runs_on)
         if position > 0 and self._order.steps(position) == 0:
             epoch, position = epoch + 1, 0
         self._announce(position)
-        self._progress.commit(epoch, position, self._order.split.global_batch)
+        step = self._progress.step
+        self._progress.commit(epoch, position, self._order.split.global_batch, step)
         self._engine.seek(epoch, position)
-        return self.iteration
+        return step
 
     @property
     def moves(self) -> int:
         """Changes when anyone begins another iteration over the same position, or chooses another place."""
         return self._progress.moves
 
-    def next(self) -> tuple[Any, bool]:
-        """The next batch, and whether it is the epoch's last."""
+    def next(self, step: int = 0) -> tuple[Any, bool]:
+        """The next batch, and whether it is the epoch's last. `step` is how many this pass then has handed out."""
         batch, timing = self._engine.next()
-        self._progress.commit(batch.end.epoch, batch.end.position, self._order.split.global_batch)
+        self._progress.commit(batch.end.epoch, batch.end.position, self._order.split.global_batch, step)
         self.timings.append(timing)
         if self._reporter is not None:
             self._reporter.record(timing)
@@ -123,28 +127,44 @@ class Playback:
         self._readout = self._end = None
 
 
-class EpochIterator(Iterator[Any]):
-    """The rest of one epoch. Begins when it is made; a later iterator of the same loader ends it.
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long a pass is: the rest of an epoch, or where it `runs_on` over epochs, so many steps (None: no end)."""
 
-    It keeps its owner alive: `for batch in DataLoader(…)` must outlive the only name of the loader.
+    runs_on: bool = False
+    steps: int | None = None
+
+
+class Pass(Iterator[Any]):
+    """What one `for` over a loader hands out. Begins when it is made; a later one of the same loader ends it.
+
+    Steps that a resumed pass had handed out before count. It keeps its owner alive: `for batch in DataLoader(…)` must
+    outlive the only name of the loader.
     """
 
-    def __init__(self, owner: object, readout: Readout) -> None:
+    def __init__(self, owner: object, readout: Readout, length: Length) -> None:
         self._owner = owner
         self._readout = readout
-        self._iteration = readout.begin()
-        self._moves = readout.moves
-        self._ended = False
+        self._length = length
+        self._step = readout.begin(runs_on=length.runs_on)
+        self._began = (readout.iteration, readout.moves)
+        self._ended = length.steps is not None and self._step >= length.steps
 
-    def __iter__(self) -> "EpochIterator":
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
         if self._ended:
             raise StopIteration
-        if (self._iteration, self._moves) != (self._readout.iteration, self._readout.moves):
+        if self._began != (self._readout.iteration, self._readout.moves):
             raise StateError(
                 "this iterator has ended: its loader was closed, iterated again or moved since; iterate it anew"
             )
-        data, self._ended = self._readout.next()
+        if not self._length.runs_on:
+            data, self._ended = self._readout.next()
+            return data
+        is_last = self._step + 1 == self._length.steps
+        step = 0 if is_last or self._length.steps is None else self._step + 1
+        data, _ = self._readout.next(step)
+        self._step, self._ended = step, is_last
         return data

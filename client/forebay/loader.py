@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Sampler, default_convert
 
 from forebay.adoption import BATCH_SIZE, Wanted, adopt, settle
-from forebay.iteration import EpochIterator, Playback
+from forebay.iteration import Length, Pass, Playback
 from forebay.loading.assembly import Assembly
 from forebay.loading.delivery import Delivery
 from forebay.loading.lookahead import Depth
@@ -49,6 +49,9 @@ class DataLoader(TorchDataLoader[Any]):
             background thread reads a stream ahead; a map-style dataset is read by the trainer's own thread.
         global_batch_size: samples of a step over all ranks, kept when the world size changes; instead of `batch_size`,
             which is None then.
+        steps: a pass of `for batch in loader` is so many steps, over the epochs' borders, and the next one goes on
+            where it ended; a resumed pass hands out what was left of it. Without it a pass is an epoch.
+        repeat: a pass has no end.
         report_to: `"auto"` logs `fetch_seconds` and its parts to MLflow when a run is active, `"mlflow"` insists on it,
             None never does.
         address: socket of the daemon, if not given to the dataset.
@@ -86,6 +89,8 @@ class DataLoader(TorchDataLoader[Any]):
         batch_transform: Callable[[Any], Any] | None = None,
         worker_type: WorkerType | None = None,
         global_batch_size: int | None = None,
+        steps: int | None = None,
+        repeat: bool = False,
         report_to: ReportTo = "auto",
         address: str | None = None,
     ) -> None:
@@ -93,6 +98,7 @@ class DataLoader(TorchDataLoader[Any]):
             raise ConfigurationError("in_order=False would let the workers' timing change the order: leave it out")
         if worker_type not in (None, "thread", "process"):
             raise ConfigurationError(f"worker_type={worker_type!r}: give 'thread', 'process' or None")
+        steps = _checked_steps(steps, repeat=repeat)
         wanted = Wanted(
             batch_size=batch_size,
             global_batch_size=checked_batch_size(global_batch_size, "global_batch_size"),
@@ -143,6 +149,7 @@ class DataLoader(TorchDataLoader[Any]):
         self.batch_transform = batch_transform
         self.worker_type: WorkerType = worker_type or "process"
         self.global_batch_size = global_batch_size
+        self.steps, self.repeat = steps, repeat
         self.report_to: ReportTo = report_to
         self.address = address
         self._playback = Playback(self)
@@ -159,7 +166,9 @@ class DataLoader(TorchDataLoader[Any]):
 
     @property
     def remaining(self) -> int:
-        """Steps left in that epoch."""
+        """Steps left in that epoch, or in the pass where `steps` says how long one is."""
+        if self.steps is not None:
+            return max(0, self.steps - self._ordered._progress.step)
         return self._split().steps(self._ordered.samples, self.position)
 
     @property
@@ -168,7 +177,11 @@ class DataLoader(TorchDataLoader[Any]):
         return self._playback.timings
 
     def __len__(self) -> int:
-        """Steps of a whole epoch, exactly, and the same on every rank."""
+        """Steps of a whole epoch, or of a pass; exactly, and the same on every rank. `TypeError` where it repeats."""
+        if self.repeat:
+            raise TypeError("a loader with repeat=True has no end and so no length")
+        if self.steps is not None:
+            return self.steps
         return self._split().steps(self._ordered.samples)
 
     def set_epoch(self, epoch: int) -> None:
@@ -187,11 +200,29 @@ class DataLoader(TorchDataLoader[Any]):
         """Goes on where `state` was taken; see `StreamingDataset.load_state_dict`."""
         self._ordered.load_state_dict(state, *arguments, **options)
 
-    def __iter__(self) -> EpochIterator:  # type: ignore[override]
+    def __iter__(self) -> Pass:  # type: ignore[override]
         split = self._split()
         return self._ordered._iterate(
-            self._playback, split, self._delivery, depth=self._depth(split), owner=self, report_to=self.report_to
+            self._playback,
+            split,
+            self._delivery,
+            depth=self._depth(split),
+            length=Length(runs_on=self.repeat or self.steps is not None, steps=self.steps),
+            owner=self,
+            report_to=self.report_to,
         )
+
+    def replay(self, epoch: int, step: int | None = None, *, position: int | None = None) -> Any:
+        """This rank's batch of one step, rebuilt: the same samples through the same functions, in this process.
+
+        step: counted from 0 within an epoch that runs with today's batch size and ranks from its start; or
+        position: samples of the epoch that all ranks had been handed before, which holds over changes of both.
+
+        Moves nothing: the loader's own position stays. Raises `ConfigurationError` where there is no such step.
+        """
+        if (step is None) == (position is None):
+            raise ConfigurationError("replay() wants a step= or a position=: give one of them")
+        return self._ordered._replay(self._split(), self._assembly, epoch, step=step, position=position)
 
     def close(self) -> None:
         """Ends workers, threads and the daemon session. Iterating again starts them anew."""
@@ -225,3 +256,11 @@ class DataLoader(TorchDataLoader[Any]):
 
     def _split(self) -> Split:
         return self._ordered._split(self.batch_size, self.global_batch_size)
+
+
+def _checked_steps(steps: int | None, *, repeat: bool) -> int | None:
+    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+        raise ConfigurationError(f"steps={steps!r}: give how many steps a pass has, 1 or more, or None for an epoch")
+    if steps is not None and repeat:
+        raise ConfigurationError("steps= and repeat=True contradict each other: give one of them")
+    return steps

@@ -13,19 +13,21 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from forebay import progress
-from forebay.iteration import EpochIterator, Playback, Readout
+from forebay.iteration import Length, Pass, Playback, Readout
 from forebay.loading.ahead import AheadDelivery
 from forebay.loading.assembly import Assembly
 from forebay.loading.delivery import Delivery
 from forebay.loading.engine import Engine, Feed
 from forebay.loading.lookahead import Depth
 from forebay.loading.reader import ReaderSpec
-from forebay.order import Split
+from forebay.order import RankOrder, Split
 from forebay.order.steps import Tail
 from forebay.progress import Identity, Progress, SavedState
 from forebay.reporting import ReportTo
 from forebay.topology import Ranks, Topology
 from forebay_core.errors import ConfigurationError, StateError
+
+WHOLE = Length()
 
 
 class Ordered(ABC):
@@ -137,9 +139,10 @@ class Ordered(ABC):
         delivery: Callable[[], Delivery],
         *,
         depth: Depth,
+        length: Length = WHOLE,
         owner: object = None,
         report_to: ReportTo = None,
-    ) -> EpochIterator:
+    ) -> Pass:
         """The rest of the epoch, over the machinery that `playback` has running or that is started for it."""
         identity = self._identity()
 
@@ -149,7 +152,22 @@ class Ordered(ABC):
 
         readout = playback.ensure((split, self._topology(), identity), start)
         readout.report_to(report_to)
-        return EpochIterator(owner or self, readout)
+        return Pass(self if owner is None else owner, readout, length)
+
+    def _replay(
+        self, split: Split, assembly: Assembly, epoch: int, *, step: int | None = None, position: int | None = None
+    ) -> Any:
+        """The batch of one step, read by this thread; see `DataLoader.replay`."""
+        feed = self._feed(split)
+        begin = place_of_step(feed.order, epoch, step=step, position=position)
+        delivery = AheadDelivery(self._reader_spec(assembly), pin=False, ahead=False)
+        engine = Engine(feed, delivery, Depth(steps=1, chunk_steps=1))
+        try:
+            engine.seek(epoch, begin)
+            batch, _ = engine.next()
+        finally:
+            engine.close()
+        return batch.data
 
     def _in_process(self, assembly: Assembly, *, pin: bool = False) -> Delivery:
         return AheadDelivery(self._reader_spec(assembly), pin=pin, ahead=self.reads_ahead)
@@ -170,6 +188,20 @@ class Ordered(ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._playback = Playback(self)
+
+
+def place_of_step(order: RankOrder, epoch: int, *, step: int | None, position: int | None) -> int:
+    """The position at which the step begins. Raises `ConfigurationError` where there is no such step."""
+    if epoch < 0:
+        raise ConfigurationError(f"epoch {epoch}: epochs count from 0")
+    if step is not None:
+        found = order.position_of(step) if step >= 0 else None
+        if found is None:
+            raise ConfigurationError(f"step {step} does not exist: an epoch has {order.steps()} steps, counted from 0")
+        return found
+    if position is None or not 0 <= position < order.samples or order.steps(position) == 0:
+        raise ConfigurationError(f"no step begins at position {position} of an epoch of {order.samples} samples")
+    return position
 
 
 def checked_batch_size(batch_size: int | None, name: str = "batch_size") -> int | None:
