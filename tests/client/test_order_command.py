@@ -59,22 +59,26 @@ def shown(data: Manifest, batches: list[contents.RankBatch]) -> list[str]:
     return capture.get().splitlines()
 
 
-@given(st.integers(0, 200), st.integers(0, 200), splits(), st.integers(0, 40))
-@settings(max_examples=200, deadline=None)
-def test_a_step_is_found_where_walking_there_leads(samples: int, start: int, split: Split, number: int) -> None:
+@given(st.integers(0, 100), st.integers(0, 100), splits())
+@settings(max_examples=100, deadline=None)
+def test_a_step_is_found_where_walking_there_leads(samples: int, start: int, split: Split) -> None:
     start = min(start, samples)
     position, walked = start, []
     while (step := model.next_step(samples, position, **vars(split))) is not None:
         walked.append((position, len(step.take), len(step.pads), step.after))
         position = step.after
-    if number < len(walked):
+    for number, expected in enumerate(walked):
         found = contents.find_step(samples, split, epoch=1, start=start, number=number)
         at = found.step
-        assert (at.position, at.take, at.pads, at.after) == walked[number]
+        assert (at.position, at.take, at.pads, at.after) == expected
         assert found.steps == len(walked)
-    else:
-        with pytest.raises(ConfigurationError, match=rf"epoch 1 has {len(walked)} steps .* from position {start} on"):
-            contents.find_step(samples, split, epoch=1, start=start, number=number)
+    with pytest.raises(ConfigurationError, match=rf"epoch 1 has {len(walked)} steps .* from position {start} on"):
+        contents.find_step(samples, split, epoch=1, start=start, number=len(walked))
+
+
+def test_both_of_the_steps_into_which_an_even_tail_is_cut_are_found() -> None:
+    steps = [contents.find_step(13, Split(4, 10), epoch=0, start=0, number=number).step for number in (0, 1)]
+    assert [(step.position, step.take, step.after) for step in steps] == [(0, 7, 7), (7, 6, 13)]
 
 
 def test_the_last_step_of_a_very_long_epoch_is_found_at_once() -> None:

@@ -133,6 +133,7 @@ def test_after_a_resize_in_mid_epoch_steps_are_shown_from_the_position(
     assert said(show.step(*data, *sized, "--step", "3")) == handed_out(ranks.batches[3])
     measured = show.step(*data, "--quality")
     assert (measured["order"], measured["epoch"], measured["global_batch"]) == (state["order"], 0, 16)
+    assert cli.run(["order", source, "--address", address, "--state", str(saved), "--format", "parquet"]) == 1
     with job(source, address, world_size=4, batch_size=4, dataset=OPTIONS, state=state) as ranks:
         ranks.run(1)
         assert said(show.step(*data, "--world-size", "4")) == handed_out(ranks.batches[0])

@@ -164,6 +164,14 @@ def test_rows_of_a_piece_in_their_order_correlate_within_each_lane_though_not_fr
     assert found.correlation < 0
 
 
+def test_that_lanes_lie_far_apart_is_no_correlation_within_them() -> None:
+    rows = np.array([6000])
+    order = Order(rows, seed=0, options=OrderOptions(lanes=16, window=6000))
+    found = measure(order, rows, np.array([0]), split=Split(4, 32)).middle.found
+    assert found.lane_correlation is not None
+    assert abs(found.lane_correlation) < 0.2
+
+
 @pytest.mark.parametrize(
     ("world_size", "ranks_per_node", "nodes", "fetches"),
     [(4, 1, 4, 1.0), (8, 1, 8, 2.0), (8, 2, 4, 1.0), (8, 8, 1, 1.0), (7, 7, 1, 1.0), (16, 1, 16, 4.0), (9, 8, 2, 1.25)],
