@@ -7,9 +7,11 @@ Iterated by itself it yields this rank's batches of `batch_size`, or single samp
 `forebay.DataLoader` it lends its one position to the loader.
 """
 
+import copy
+import operator
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, SupportsIndex
 
 from torch.utils.data import IterableDataset
 
@@ -18,12 +20,14 @@ from forebay.loading.assembly import Assembly
 from forebay.loading.engine import Feed
 from forebay.loading.lookahead import Depth
 from forebay.loading.stream_reader import StreamReaderSpec
+from forebay.lookup import Lookup
 from forebay.opened import OrderSpec, Stream
-from forebay.order import Order, OrderOptions, Split
+from forebay.order import Limit, Order, OrderOptions, Selection, Split, SplitBy, portions
 from forebay.order.options import Shuffle
+from forebay.order.selection import Stage
 from forebay.order.steps import Tail
 from forebay.ordered import Ordered, check_reachable
-from forebay.progress import Identity, SavedState
+from forebay.progress import Identity, Progress, SavedState
 from forebay.topology import Ranks
 from forebay_core.errors import ConfigurationError
 from forebay_core.formats import Format, Tokens, from_spec
@@ -48,6 +52,7 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         tail: what becomes of the last samples of an epoch: `"even"` spreads them and drops nothing, `"drop"` drops a
             step that is not full, `"pad"` fills it with samples just seen, marked `forebay.IS_PAD`.
         order: lanes, window and stickiness of the shuffle.
+        limit: only the first so many samples, in the order of their ids, take part; for a share of all, see `split`.
         extras: of `forebay.SAMPLE_ID`, `forebay.POSITION`, `forebay.IS_PAD`: what each batch also carries.
         rank, world_size: of the data-parallel group; None takes them from torch.distributed or torchrun, when first
             iterated.
@@ -69,6 +74,7 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         batch_size: int | None = None,
         tail: Tail = "even",
         order: OrderOptions | None = None,
+        limit: int | None = None,
         extras: Sequence[str] = (),
         rank: int | None = None,
         world_size: int | None = None,
@@ -85,8 +91,11 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         self.shuffle: Shuffle = shuffle
         self.seed = seed
         self.order = order or OrderOptions()
+        self.limit = limit
         self.address = address
+        self._selection = Selection() if limit is None else Selection((Limit(limit),))
         self._stream: Stream | None = None
+        self._lookup: Lookup | None = None
         Order([], seed=seed, shuffle=shuffle, options=self.order)
         if transform is not None and not callable(transform):
             raise ConfigurationError(f"transform={transform!r} cannot be called: give a function of a sample")
@@ -103,6 +112,45 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         """Samples of a whole epoch, over all ranks."""
         return self._open().samples
 
+    def split(
+        self, fractions: Mapping[str, float], *, seed: int = 0, by: SplitBy = "sample"
+    ) -> "dict[str, StreamingDataset]":
+        """Disjoint datasets by name, as in `split({"train": 0.99, "eval": 0.01})`, with the options of this one.
+
+        What a sample belongs to follows from `seed`, the fractions, its shard's name and its row there: not from the
+        dataset's own seed, and shards that are added later move no sample of the others. Together they are all of this
+        dataset, which may be limited or split itself, where the fractions sum to 1.
+
+        by: "sample" takes each share of every shard, spread evenly; "shard" gives each shard to one of them, whole,
+            so that an evaluation need not fetch them all.
+
+        Each begins at position 0. Raises `ConfigurationError`; a dataset that gets no sample raises `EmptyDataset`
+        when it is opened.
+        """
+        return {name: self._narrowed(stage) for name, stage in portions(fractions, seed=seed, by=by).items()}
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        """One sample by its number in the order of the sample ids, counted from the end where it is negative.
+
+        It is what iterating without a batch size yields, with the random numbers of epoch 0, and moves no position. Of
+        a dataset that is limited or split, the index-th of the samples that take part. `samples` says how many there
+        are; `len` counts steps. Raises `IndexError` beyond them.
+        """
+        number = operator.index(index)
+        if not -self.samples <= number < self.samples:
+            raise IndexError(f"sample {number} of {self.source[0]}: there are {self.samples}")
+        return self._lookups().sample(*self._open().nth(number % self.samples))
+
+    __reversed__ = None
+    """Python would count down from `len`, which counts steps and not samples."""
+
+    def close(self) -> None:
+        """Ends what iterating and looking up samples have started. Either starts it anew."""
+        super().close()
+        if self._lookup is not None:
+            self._lookup.close()
+            self._lookup = None
+
     def describe(self) -> dict[str, Any]:
         """The position as people read it: for each lane the shard of its next sample, and the sample's row in it.
 
@@ -114,7 +162,20 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         return {"epoch": self.epoch, "position": self.position, "samples": stream.samples, "lanes": lanes}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_stream": None}
+        return {**super().__getstate__(), "_stream": None, "_lookup": None}
+
+    def _narrowed(self, stage: Stage) -> "StreamingDataset":
+        narrowed = copy.copy(self)
+        narrowed._selection = self._selection.then(stage)
+        narrowed._progress = Progress()
+        return narrowed
+
+    def _lookups(self) -> Lookup:
+        if self._lookup is None:
+            stream = self._open()
+            spec = self._reader_spec(Assembly(batched=False))
+            self._lookup = Lookup(spec, stream.leases(f"dataset[index]: {self.source[0]}"), self)
+        return self._lookup
 
     def _accept(self, saved: SavedState, *, strict: bool) -> None:
         stream = self._open().with_window_of(saved.identity)
@@ -126,7 +187,7 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
     def _open(self) -> Stream:
         """What the daemon knows of the dataset; asked once in a process."""
         if self._stream is None:
-            spec = OrderSpec(self.shuffle, self.seed, self.order)
+            spec = OrderSpec(self.shuffle, self.seed, self.order, self._selection)
             self._stream = Stream.open(
                 self.address, self.source, format=self.format, columns=self.columns, order_spec=spec
             )

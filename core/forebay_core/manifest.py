@@ -54,6 +54,11 @@ class Objects:
         """The key relative to the root."""
         return bytes(self._keys[index].as_py()).decode("utf-8", "surrogateescape")
 
+    def raw_keys(self) -> list[bytes]:
+        """The bytes of all keys."""
+        keys: list[bytes] = self._keys.to_pylist()
+        return keys
+
     def size(self, index: int) -> int:
         """In bytes."""
         return int(self._sizes[index])
