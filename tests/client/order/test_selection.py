@@ -175,6 +175,10 @@ def test_fractions_that_sum_to_one_but_for_rounding_leave_nothing_out() -> None:
     ):
         parts = split(shards([1] * 500 + [77_777]), fractions)
         assert sum(len(rows) for part in parts.values() for rows in part) == 78_277
+    tenths: Any = dict.fromkeys("abcdefghij", np.float32(0.1))
+    for fractions in (tenths, {"a": 0.5, "b": 0.4999999}):
+        made = list(portions(fractions).values())
+        assert (made[0].low, made[-1].high) == (0, 1 << 40)
     parts = split(shards([77_777]), {"a": 0.25, "b": 0.5})
     assert sum(len(part[0]) for part in parts.values()) == pytest.approx(58_333, abs=3)
 
