@@ -30,7 +30,7 @@ from forebay.ordered import Ordered, check_reachable
 from forebay.progress import Identity, Progress, SavedState
 from forebay.topology import Ranks
 from forebay_core.errors import ConfigurationError
-from forebay_core.formats import Format, Tokens, from_spec
+from forebay_core.formats import Format, Packing, Tokens, Where, compose, from_spec
 
 SourceLike = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Transform = Callable[..., Any]
@@ -43,6 +43,9 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         source: a URL prefix, a glob, one object, or a list of those (`s3://`, `file://`, or plain paths).
         format: `"parquet"`, `forebay.Tokens(...)`, `forebay.Parquet(...)`; None finds it by the extension.
         columns: the columns of a sample, in this order; None takes all.
+        where: a row filter, as pyarrow's: `[("lang", "==", "en"), ("score", ">", 0.5)]`, all of which must hold, or a
+            list of such lists, of which one must. Nulls never match. Rows that do not match are no samples at all.
+        packing: makes the samples sequences of tokens of equal length; see `forebay.Packing`. After `where`.
         transform: called with each sample (a dict of its columns); with a parameter `rng` it is also given the sample's
             own `numpy.random.Generator`.
         shuffle: `"window"`; `"global"`, a permutation of all samples, for data that is all in the cache or read in
@@ -68,6 +71,8 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         *,
         format: str | Format | None = None,
         columns: Sequence[str] | None = None,
+        where: Where | None = None,
+        packing: Packing | None = None,
         transform: Transform | None = None,
         shuffle: Shuffle = "window",
         seed: int = 0,
@@ -85,7 +90,7 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         ranks = Ranks(rank, world_size, device_mesh, process_group)
         super().__init__(batch_size=batch_size, tail=tail, ranks=ranks, extras=tuple(extras))
         self.source = _urls(source)
-        self.format = _format(format)
+        self.format = compose(_format(format), where=where, packing=packing)
         self.columns = None if columns is None else _names(columns)
         self.transform = transform
         self.shuffle: Shuffle = shuffle
@@ -111,6 +116,12 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
     def samples(self) -> int:
         """Samples of a whole epoch, over all ranks."""
         return self._open().samples
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What was found in the data while it was filtered and packed, over the whole dataset: `rows` and
+        `matching_rows`; `documents`, `tokens` (separators too), `dropped_tokens` and `padded_tokens`."""
+        return dict(self._open().manifest.counts)
 
     def split(
         self, fractions: Mapping[str, float], *, seed: int = 0, by: SplitBy = "sample"
