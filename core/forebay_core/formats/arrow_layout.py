@@ -22,6 +22,8 @@ from forebay_core.arrow_arrays import dtype_of
 from forebay_core.formats.base import Buffer, ByteRange, Decoder, Sink
 from forebay_core.formats.columns import is_text, plain
 
+#: The layout's name, by which others know that it is this one.
+NAME = "arrow-1"
 #: A dictionary with more than this share of the rows saves nothing, and costs a look-up.
 _WORTHWHILE_DICTIONARY = 0.5
 

@@ -32,7 +32,7 @@ class ArrowReader(PieceReader):
 
     def __init__(self, buffer: memoryview, piece: Piece, columns: Mapping[str, Column]) -> None:
         self._piece = piece
-        batches = _batches(buffer, piece)
+        batches = read_batches(buffer, piece)
         lengths = np.array([batch.num_rows for batch in batches], dtype=np.int64)
         self._starts = np.cumsum(lengths) - lengths
         self.rows = int(lengths.sum())
@@ -202,7 +202,8 @@ def _is_null(array: pa.Array) -> _Mask:
     return mask
 
 
-def _batches(buffer: memoryview, piece: Piece) -> list[pa.RecordBatch]:
+def read_batches(buffer: memoryview, piece: Piece) -> list[pa.RecordBatch]:
+    """The batches of a mapped local file, without a copy. Raises `BadObject` where it is damaged."""
     try:
         file = pa.ipc.open_file(pa.py_buffer(buffer))
         return [file.get_batch(index) for index in range(file.num_record_batches)]

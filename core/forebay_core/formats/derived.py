@@ -21,6 +21,7 @@ import pyarrow as pa
 from forebay_core.arrow_arrays import numbers
 from forebay_core.errors import BadObject, ColumnNotFound, ConfigurationError
 from forebay_core.formats import arrow_layout
+from forebay_core.formats.arrow_reader import read_batches
 from forebay_core.formats.base import (
     Buffer,
     ByteRange,
@@ -137,14 +138,25 @@ class LocalRows:
         self._local = bytearray()
         self._localiser = format.localise(piece, columns, self._local.extend, under.prepared)
         self.ranges: Sequence[ByteRange] = self._localiser.ranges
-        self.batch_bytes = min(piece.cut.decoded_bytes, _BATCH_BYTES)
-        self.memory_bytes = self._localiser.memory_bytes + piece.cut.decoded_bytes + 2 * self.batch_bytes
+        self._is_arrow = format.layout == arrow_layout.NAME
+        decoded = piece.cut.decoded_bytes
+        self.batch_bytes = decoded if self._is_arrow else min(decoded, _BATCH_BYTES)
+        self.memory_bytes = self._localiser.memory_bytes + decoded + 2 * self.batch_bytes
 
     def write(self, chunk: Buffer) -> None:
         self._localiser.write(chunk)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         self._localiser.finish()
+        if self._is_arrow:
+            yield from read_batches(memoryview(self._local), self._piece)
+        else:
+            yield from self._gathered()
+
+    def counts(self) -> Mapping[str, int]:
+        return {}
+
+    def _gathered(self) -> Iterator[pa.RecordBatch]:
         columns = {field.name: column_of(field) for field in self._fields}
         reader = self._format.open(memoryview(self._local), self._piece, columns)
         step = max(1, reader.rows * self.batch_bytes // max(1, self._piece.cut.decoded_bytes))
@@ -152,9 +164,6 @@ class LocalRows:
             rows = np.arange(start, min(start + step, reader.rows), dtype=np.int64)
             arrays = [_array(reader, field, columns[field.name], rows) for field in self._fields]
             yield arrow_layout.one_of_many(pa.record_batch(arrays, names=list(columns)))
-
-    def counts(self) -> Mapping[str, int]:
-        return {}
 
 
 def place_of(piece: Piece) -> str:

@@ -64,7 +64,7 @@ class Parquet(Format):
     piece_bytes: int = 32 << 20
 
     name: ClassVar[str] = "parquet"
-    layout: ClassVar[str] = "arrow-1"
+    layout: ClassVar[str] = arrow_layout.NAME
     extensions: ClassVar[tuple[str, ...]] = (".parquet", ".parq", ".pq")
     as_is: ClassVar[bool] = False
 

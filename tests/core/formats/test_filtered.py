@@ -1,8 +1,9 @@
 """Formats with a row filter: which rows, which bytes are fetched, and what is said of them."""
 
 import io
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 from forebay_core.errors import BadObject, ColumnNotFound, ConfigurationError
 from forebay_core.formats import Filtered, Format, Parquet, Tokens, compose, from_spec, resolve
 from forebay_core.formats.arrow_layout import ArrowLocaliser
+from forebay_core.formats.base import Piece, Prepared
 from forebay_core.formats.filtered import FilteredDecoder
 from forebay_core.formats.parquet import ParquetDecoder
 from forebay_core.formats.predicate import Predicate
@@ -19,6 +21,19 @@ from tests.contracts.formats import Stored, begin_fill, columns_of, cut, localis
 
 ROWS = 400
 PARQUET = Parquet(piece_bytes=1)
+
+
+class WithoutBatches(Parquet):
+    """Is read by way of its local layout."""
+
+    def decode(self, piece: Piece, columns: Sequence[str], prepared: Prepared) -> None:  # type: ignore[override]
+        return None
+
+
+class WithoutArrow(WithoutBatches):
+    """Is read by way of its rows."""
+
+    layout: ClassVar[str] = "of another kind"
 
 
 def filtered(where: Any, base: Format = PARQUET) -> Format:
@@ -35,6 +50,9 @@ def table() -> pa.Table:
             "score": pa.array([None if i % 9 == 0 else i / ROWS for i in range(ROWS)], pa.float32()),
             "ok": pa.array([None if i % 7 == 0 else i % 2 == 0 for i in range(ROWS)]),
             "text": pa.array([f"text {i % 5}" for i in range(ROWS)]),
+            "vector": pa.FixedSizeListArray.from_arrays(
+                pa.FixedSizeListArray.from_arrays(pa.array([i % 5 == 0 for i in range(ROWS * 6)]), 3), 2
+            ),
             "blob": pa.array([b"x" * 1000 for _ in range(ROWS)]),
         }
     )
@@ -71,6 +89,28 @@ def test_the_rows_that_match_are_read_in_their_order(where: Any, holds: Any) -> 
     expected = [row["id"] for row in table().to_pylist() if holds(row)]
     assert ids(filtered(where)) == expected
     assert [piece.rows for piece in cut(filtered(where), stored()).pieces if piece.rows < 1] == []
+
+
+def test_a_base_without_arrow_batches_is_filtered_by_way_of_its_local_layout() -> None:
+    where = [[("ok", "==", True), ("score", ">", 0.5)], [("lang", "not in", ["en", "de"]), ("id", "<", 90)]]
+    expected = ids(filtered(where))
+    assert 0 < len(expected) < ROWS
+    assert ids(filtered(where, WithoutBatches(piece_bytes=1))) == expected
+
+
+def test_a_base_without_anything_of_arrow_is_filtered_by_way_of_its_rows() -> None:
+    where = [[("lang", "==", "en"), ("score", ">", 0.5)], [("lang", "!=", "en"), ("id", "<", 90)]]
+    expected = ids(filtered(where))
+    assert 0 < len(expected) < ROWS
+    kind, names = filtered(where, WithoutArrow(piece_bytes=1)), ("id", "text", "vector")
+    assert ids(kind) == expected
+    for one, other in zip(readers(kind, stored(), names), readers(filtered(where), stored(), names), strict=True):
+        rows = np.arange(one.rows)
+        assert one.values("text", rows) == other.values("text", rows)
+        found = [np.empty((len(rows), 2, 3), bool) for _ in range(2)]
+        one.take("vector", rows, found[0])
+        other.take("vector", rows, found[1])
+        assert np.array_equal(found[0], found[1])
 
 
 def test_columns_of_the_filter_need_not_be_among_those_wanted_and_the_others_are_not_stored() -> None:

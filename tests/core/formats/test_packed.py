@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from forebay_core.errors import BadObject, ColumnNotFound, ConfigurationError
 from forebay_core.formats import Filtered, Format, Packed, Packing, Parquet, Tokens, compose, from_spec
+from forebay_core.formats.documents import Documents
 from forebay_core.formats.packed import Packer
 from tests.contracts.formats import Stored, begin_fill, columns_of, cut, localised, pieces, readers
 from tests.support.packing import packed, write_tokenizer
@@ -125,6 +126,19 @@ def test_a_column_larger_than_what_is_taken_at_once_is_packed_the_same() -> None
     kind = Packed(Parquet(), Packing(1000, "ids", "bytes", separator=0))
     (found,) = sequences(kind, stored(pa.array(texts)))
     assert found == packed([list(text.encode()) for text in texts], 1000, separator=0)
+
+
+def test_a_column_is_taken_in_runs_of_bounded_size_whatever_a_batch_holds() -> None:
+    packing = Packing(1000, "ids", "bytes")
+    for column in (pa.array(["x" * 300_000] * 9), pa.array(["x" * 300_000] * 9).dictionary_encode()):
+        runs = [sizes.tolist() for _, sizes in Documents(packing, column.type, "here").runs(column)]
+        assert runs == [[300_000] * 3] * 3
+    longer = pa.array(["", "x" * 5_000_000, "y"])
+    assert [sizes.tolist() for _, sizes in Documents(packing, longer.type, "here").runs(longer)] == [
+        [0],
+        [5_000_000],
+        [1],
+    ]
 
 
 def test_filtered_rows_are_packed_after_the_filter() -> None:

@@ -186,7 +186,7 @@ def test_pieces_that_are_counted_share_a_bound_of_memory_over_all_objects(tmp_pa
     assert Watched.peak == 1
 
 
-def test_closing_ends_a_count_and_leaves_no_thread(
+def test_closing_ends_a_count_that_waits_for_bytes(
     tmp_path: Path, bucket: Bucket, counting_proxy: CountingProxy
 ) -> None:
     write(tmp_path / "data")
@@ -213,10 +213,7 @@ def test_closing_ends_a_count_and_leaves_no_thread(
         with pytest.raises(asyncio.CancelledError):
             await waiting
 
-    before = set(threading.enumerate())
     asyncio.run(open_and_close())
-    left = [thread.name for thread in threading.enumerate() if thread not in before]
-    assert [name for name in left if name.startswith("forebay-count")] == []
 
 
 class Slow(Watched):
@@ -236,7 +233,7 @@ class Slow(Watched):
         return counter
 
 
-def test_a_count_that_nobody_wants_any_more_is_stopped(tmp_path: Path) -> None:
+def test_a_count_that_nobody_wants_any_more_is_stopped_and_closing_leaves_no_thread(tmp_path: Path) -> None:
     write(tmp_path / "data")
     kind = Slow(PARQUET, Packing(16, "ids"))
 
@@ -250,7 +247,10 @@ def test_a_count_that_nobody_wants_any_more_is_stopped(tmp_path: Path) -> None:
             await asyncio.wait_for(counting, 30)
         assert Slow.stopped.is_set()
         await fetcher.close()
+        left = [thread.name for thread in threading.enumerate() if thread not in before]
+        assert [name for name in left if name.startswith("forebay-count")] == []
 
+    before = set(threading.enumerate())
     asyncio.run(count_and_give_up())
 
 
