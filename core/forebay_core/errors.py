@@ -16,6 +16,7 @@
     ├── CapacityError               a piece cannot fit into the cache
     ├── StateError                  a state that cannot be loaded, or read here
     │   └── StateMismatch           a state of other data, another order or another seed
+    ├── WorkerError                 a worker process died, hangs or cannot be started; also a RuntimeError
     ├── PieceGone                   a cached file that was leased is not there any more (handled inside the loader)
     └── DaemonError
         ├── DaemonUnavailable       no daemon answers at the address; also a ConnectionError
@@ -89,6 +90,10 @@ class StateMismatch(StateError):
 
 class PieceGone(ForebayError):
     """A cached file that was leased is not there any more; the loader leases it again."""
+
+
+class WorkerError(ForebayError, RuntimeError):
+    """A worker process died, hangs or cannot be started. Iterating again starts others."""
 
 
 class DaemonError(ForebayError):
