@@ -48,6 +48,8 @@ class _Worker:
     link: Link
     desk: Desk
     tasks: dict[int, Task] = field(default_factory=dict)
+    #: The last task that it was given.
+    latest: int = -1
     is_ready: bool = False
 
     @property
@@ -93,8 +95,9 @@ class Crew:
             worker.tasks = {at: task for at, task in worker.tasks.items() if at >= number}
 
     def send(self, task: Task) -> None:
-        """Gives a task to the worker with the least to do."""
-        worker = min(self._workers, key=lambda worker: len(worker.tasks))
+        """Gives a task to the worker with the least to do, of several in turn: one that rests keeps pieces mapped."""
+        worker = min(self._workers, key=lambda worker: (len(worker.tasks), worker.latest))
+        worker.latest = task.number
         worker.tasks[task.number] = task
         try:
             worker.link.send(task.number, task.chunk)
