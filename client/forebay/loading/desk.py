@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from forebay_core.mapping import map_shared
+
 NO_SAMPLE = -1
 
 
@@ -28,7 +30,7 @@ class Desk:
             file = os.memfd_create("forebay-desk")
             os.ftruncate(file, mmap.PAGESIZE)
         self.file = file
-        self._numbers = np.frombuffer(mmap.mmap(file, mmap.PAGESIZE), dtype=np.int64)
+        self._numbers = np.frombuffer(map_shared(file, mmap.PAGESIZE), dtype=np.int64)
 
     def want_from(self, chunk: int) -> None:
         """Chunks of smaller numbers are not wanted any more."""

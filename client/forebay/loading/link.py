@@ -10,7 +10,6 @@ process is the end of its socket, under every start method.
 A link belongs to one thread, but for `fileno`. A forked child closes all links of the process that it came from.
 """
 
-import mmap
 import os
 import pickle
 import socket
@@ -22,6 +21,8 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+
+from forebay_core.mapping import map_shared
 
 INLINE_BYTES = 4096
 """Longer messages go through memory; so the socket's buffer holds dozens and a sender does not wait for its peer."""
@@ -161,7 +162,7 @@ def _write(file: int, parts: Sequence[Any]) -> None:
 def _mapped(files: list[int], total: int) -> memoryview:
     (file,) = files
     try:
-        return memoryview(mmap.mmap(file, total, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
+        return map_shared(file, total)
     finally:
         os.close(file)
 

@@ -68,7 +68,9 @@ def main(end: socket.socket, desk: Descriptor, assignment: Assignment) -> None:
     """The life of a worker."""
     _outlive_signals()
     threading.Thread(target=_end_with_trainer, args=(end.fileno(),), name="forebay-watch", daemon=True).start()
-    worker = _Worker(Link(end), Desk(desk.file), assignment)
+    opened = Desk(desk.file)
+    opened.close()
+    worker = _Worker(Link(end), opened, assignment)
     try:
         worker.prepare()
         while True:
