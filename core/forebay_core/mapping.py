@@ -109,9 +109,9 @@ def populate(start: int, stop: int) -> int:
 
 
 def map_shared(fd: int, length: int) -> memoryview:
-    """The first bytes of a file, to read and write, as all see them who map it; faulted in. Unmapped with the last view.
+    """The first bytes of a file, faulted in, to read and to write; whoever maps the file sees what is written.
 
-    No descriptor is kept.
+    Unmapped with the last view; no descriptor is kept.
     """
     flags = mmap.MAP_SHARED | _MAP_POPULATE
     address = libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)

@@ -82,6 +82,13 @@ def _method(context: Any) -> str:
     return context if isinstance(context, str) else str(context.get_start_method())
 
 
+def _run_forkserver() -> None:
+    """With torch imported once, in the server, and not in every worker; unless the user has preloads of their own."""
+    if forkserver._forkserver._preload_modules == ["__main__"]:  # type: ignore[attr-defined]
+        forkserver.set_forkserver_preload(["__main__", "forebay.loading.workers"])
+    forkserver.ensure_running()
+
+
 @contextmanager
 def signals_held(context: BaseContext) -> Iterator[None]:
     """For starting a process: signals that would end it before it has its handlers reach it afterwards.
@@ -93,7 +100,7 @@ def signals_held(context: BaseContext) -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, OUTLIVED)
     try:
         if context.get_start_method() == "forkserver":
-            forkserver.ensure_running()
+            _run_forkserver()
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -64,7 +64,12 @@ def test_a_tensor_comes_back_with_its_values_type_and_layout(ends: Ends, tensor:
 
 @pytest.mark.parametrize("length", [1, INLINE_BYTES, 300_000])
 def test_small_and_large_values_of_every_kind_come_back_and_can_be_written(ends: Ends, length: int) -> None:
-    value = {"tensor": torch.arange(length), "array": np.arange(length), "text": "é" * length, "list": [b"x"] * length}
+    value: dict[str, Any] = {
+        "tensor": torch.arange(length),
+        "array": np.arange(length),
+        "text": "é" * length,
+        "list": [b"x"] * length,
+    }
     back = passed(ends, value)
     assert torch.equal(back["tensor"], value["tensor"])
     assert np.array_equal(back["array"], value["array"])
@@ -85,9 +90,9 @@ def test_more_buffers_than_one_call_of_the_kernel_takes_come_back(ends: Ends) ->
 
 
 def test_what_was_received_lies_in_memory_without_a_name_and_leaves_no_descriptor(ends: Ends) -> None:
-    before = set(os.listdir("/proc/self/fd"))
+    before = set(Path("/proc/self/fd").iterdir())
     back = passed(ends, torch.zeros(1 << 20))
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(Path("/proc/self/fd").iterdir()) == before
     mapped = Path("/proc/self/maps").read_text()
     assert "/memfd:forebay" in mapped
     del back

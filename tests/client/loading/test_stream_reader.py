@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from forebay.keys import IS_PAD, POSITION, SAMPLE_ID
-from forebay.loading.chunk import Batch, Chunk, Failed, Lost, PieceFile, StepEnd
 from forebay.loading.assembly import Assembly
+from forebay.loading.chunk import Batch, Chunk, Failed, Lost, PieceFile, StepEnd
 from forebay.loading.reader import read
 from forebay.loading.stream_reader import StreamReader, StreamReaderSpec
 from forebay_core.errors import ConfigurationError
