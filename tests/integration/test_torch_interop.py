@@ -1,4 +1,4 @@
-"""A `StreamingDataset` in torch's own loader and in torchdata's: exact with its state where that can be, else an error."""
+"""A `StreamingDataset` in torch's own loader and in torchdata's: exact with its state, or refused."""
 
 import tempfile
 from collections.abc import Iterator

@@ -6,6 +6,7 @@ What a trainer has to say goes to standard output, a JSON value a line.
 import json
 import logging
 import multiprocessing
+import os
 import signal
 import sys
 import time
@@ -113,6 +114,38 @@ def leaves_early_in_a_child(options: dict[str, Any]) -> None:
     sys.exit(child.exitcode)
 
 
+def used_obstore(options: dict[str, Any]) -> None:
+    """Has used obstore before its workers start, which a forked one would not survive if it did so too."""
+    logging.basicConfig(stream=sys.stderr)
+    UsesObstore.put()
+    say([int(batch["id"]) for batch in forebay.DataLoader(UsesObstore(6), 1, num_workers=1)])
+
+
+class UsesObstore(Numbers):
+    def __getitem__(self, index: int) -> dict[str, int]:
+        self.put()
+        return {"id": index}
+
+    @staticmethod
+    def put() -> None:
+        from obstore.store import MemoryStore
+
+        MemoryStore().put("a", b"b")
+
+
+def large_batches(options: dict[str, Any]) -> None:
+    """Reads batches that are larger than /dev/shm."""
+    usage = os.statvfs("/dev/shm")
+    say(usage.f_frsize * usage.f_blocks)
+    loader = forebay.DataLoader(Large(6), 1, num_workers=2)
+    say([int(batch["id"]) for batch in loader if batch["large"].shape == (1, 1 << 20)])
+
+
+class Large(Numbers):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"id": index, "large": torch.zeros(1 << 20)}
+
+
 def stuck(options: dict[str, Any]) -> None:
     """Has workers that never come back, and ends."""
     loader = forebay.DataLoader(Stuck(holds_gil=options["holds_gil"]), 1, num_workers=2, timeout=1)
@@ -150,6 +183,8 @@ TRAINERS: dict[str, Callable[[dict[str, Any]], None]] = {
     "leaves_early": leaves_early,
     "leaves_early_in_a_child": leaves_early_in_a_child,
     "stuck": stuck,
+    "used_obstore": used_obstore,
+    "large_batches": large_batches,
 }
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch._utils import ExceptionWrapper
+from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
 from forebay.loading.chunk import Batch, Chunk, Closed, Failed, Lost
@@ -94,6 +95,7 @@ class _Worker:
         seed_all(here.seed)
         info = torch_worker.WorkerInfo(id=here.number, num_workers=here.workers, seed=here.seed, dataset=here.dataset)
         torch_worker._worker_info = info
+        _collate_in_own_memory()
         try:
             if here.init is not None:
                 here.init(here.number)
@@ -146,6 +148,20 @@ class _Worker:
 
 def _raised(where: str) -> ExceptionWrapper:
     return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+
+
+def _collate_in_own_memory() -> None:
+    """In a worker torch's collation makes tensors in /dev/shm, for a pipe of torch's; here they would be copied on."""
+    stack: Any = torch_collate.default_collate_fn_map[torch.Tensor]
+
+    def collate(batch: list[torch.Tensor], **options: Any) -> Any:
+        info, torch_worker._worker_info = torch_worker._worker_info, None
+        try:
+            return stack(batch, **options)
+        finally:
+            torch_worker._worker_info = info
+
+    torch_collate.default_collate_fn_map[torch.Tensor] = collate
 
 
 def _outlive_signals() -> None:
