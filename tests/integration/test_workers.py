@@ -252,6 +252,19 @@ def test_global_generators_give_a_sample_the_same_numbers_in_any_topology_and_ot
     assert trainer_state() == state
 
 
+class DrawsMany(Numbers):
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        return [{"drawn": drawn()} for _ in indices]
+
+
+def test_what_reads_a_batch_at_once_draws_the_same_numbers_in_any_worker(
+    made: Callable[..., forebay.DataLoader],
+) -> None:
+    one, three = ([batch["drawn"] for batch in made(DrawsMany(24), 4, num_workers=number)] for number in (1, 3))
+    assert str(one) == str(three)
+    assert len({str(batch) for batch in one}) == 6
+
+
 def trainer_state() -> list[Any]:
     return [random.getstate(), [str(part) for part in np.random.get_state()], torch.get_rng_state().tolist()]
 

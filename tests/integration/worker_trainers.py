@@ -32,6 +32,10 @@ class Numbers(torch.utils.data.Dataset[dict[str, int]]):
         return self.length
 
 
+#: What lives until the interpreter ends.
+KEPT: list[Any] = []
+
+
 def say(value: Any) -> None:
     print(json.dumps(value), flush=True)
 
@@ -95,12 +99,21 @@ def preempted(options: dict[str, Any]) -> None:
     say(worker_pids())
 
 
+class Sleeps(Numbers):
+    """Indices from 6 on take very long in a worker process."""
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        if index >= 6 and torch.utils.data.get_worker_info() is not None:
+            time.sleep(1000)
+        return {"id": index}
+
+
 def leaves_early(options: dict[str, Any]) -> None:
     """Ends in the middle of an epoch of two loaders, of which one has read on; their iterators live."""
-    loaders = [forebay.DataLoader(Numbers(500, 0.001), 2, **options["loader"]) for _ in range(2)]
-    iterators = [iter(loader) for loader in loaders]
-    for iterator in iterators:
-        next(iterator)
+    loaders = [forebay.DataLoader(Sleeps(500), 2, **options["loader"]) for _ in range(2)]
+    for loader in loaders:
+        KEPT.append(iter(loader))
+        next(KEPT[-1])
     say(worker_pids())
     if options.get("wait"):
         time.sleep(100)
