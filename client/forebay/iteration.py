@@ -9,13 +9,14 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from forebay.loading.engine import Engine
 from forebay.order import RankOrder
 from forebay.progress import Progress
 from forebay.reporting import MlflowReporter, ReportTo
+from forebay.skipping import SkipLedger
 from forebay.timing import BatchTiming
 from forebay_core.errors import StateError
 
@@ -23,11 +24,21 @@ KEPT_TIMINGS = 10_000
 _log = logging.getLogger("forebay")
 
 
-class Readout:
-    """An engine bound to the position that it moves, and to those who are told of each batch's timing."""
+@dataclass(frozen=True)
+class Handover:
+    """How batches are handed over.
 
-    def __init__(self, engine: Engine, progress: Progress, order: RankOrder) -> None:
-        self._order = order
+    skips: where samples that could not be read are counted.
+    """
+
+    skips: SkipLedger = field(default_factory=SkipLedger)
+
+
+class Readout:
+    """An engine bound to the position that it moves, and to those who are told of each batch."""
+
+    def __init__(self, engine: Engine, progress: Progress, order: RankOrder, skips: SkipLedger) -> None:
+        self._order, self._skips = order, skips
         self.timings: deque[BatchTiming] = deque(maxlen=KEPT_TIMINGS)
         #: Counts the iterations; an iterator of an earlier one has ended.
         self.iteration = 0
@@ -67,12 +78,17 @@ class Readout:
         self.timings.append(timing)
         if self._reporter is not None:
             self._reporter.record(timing)
+        if batch.skipped:
+            self._skips.take(batch.skipped)
+        if batch.end.last_of_epoch:
+            self._skips.summarise(f"epoch {batch.end.epoch - 1} has ended")
         return batch.data, batch.end.last_of_epoch
 
     def close(self) -> None:
         """Ends the engine and sends what is left to report. Idempotent."""
         self.iteration += 1
         self._engine.close()
+        self._skips.summarise("the loader was closed")
         if self._reporter is not None:
             self._reporter.close()
 

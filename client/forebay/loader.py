@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Sampler, default_convert
 
 from forebay.adoption import BATCH_SIZE, Wanted, adopt, settle
-from forebay.iteration import Length, Pass, Playback
+from forebay.iteration import Handover, Length, Pass, Playback
 from forebay.loading.assembly import Assembly
+from forebay.loading.attempts import OnError
 from forebay.loading.delivery import Delivery
 from forebay.loading.lookahead import Depth
 from forebay.loading.processes import ProcessDelivery, WorkerOptions
@@ -25,6 +26,7 @@ from forebay.order import Split
 from forebay.order.steps import Tail
 from forebay.ordered import checked_batch_size
 from forebay.reporting import ReportTo
+from forebay.skipping import SkipLedger, SkippedSample
 from forebay.timing import BatchTiming
 from forebay.topology import Ranks
 from forebay_core.errors import ConfigurationError
@@ -55,6 +57,11 @@ class DataLoader(TorchDataLoader[Any]):
         report_to: `"auto"` logs `fetch_seconds` and its parts to MLflow when a run is active, `"mlflow"` insists on it,
             None never does.
         address: socket of the daemon, if not given to the dataset.
+        on_error: what becomes of a sample whose transform, `__getitem__` or stored row raises. `"raise"`: the exception
+            passes, with a note that says which sample it was. `"skip"`: the next good sample of the same batch stands
+            in its place once more, as a pad does: with its own id and position, marked `forebay.IS_PAD`. `skipped`
+            lists what was missed. The position counts it as handed out. Errors of a collate function are always raised,
+            and so is a `SampleError` where no sample of a batch is good.
 
     Raises `ConfigurationError` for options that cannot work, at once.
     """
@@ -93,6 +100,7 @@ class DataLoader(TorchDataLoader[Any]):
         repeat: bool = False,
         report_to: ReportTo = "auto",
         address: str | None = None,
+        on_error: OnError = "raise",
     ) -> None:
         if not in_order:
             raise ConfigurationError("in_order=False would let the workers' timing change the order: leave it out")
@@ -112,7 +120,7 @@ class DataLoader(TorchDataLoader[Any]):
             extras=None if extras is None else tuple(extras),
             address=address,
         )
-        assembly = Assembly(batch_transform=batch_transform)
+        assembly = Assembly(batch_transform=batch_transform, on_error=on_error)
         ordered = adopt(dataset, wanted)
         batch_size = wanted.batch_size_beside(ordered.batch_size)
         with warnings.catch_warnings():
@@ -152,6 +160,8 @@ class DataLoader(TorchDataLoader[Any]):
         self.steps, self.repeat = steps, repeat
         self.report_to: ReportTo = report_to
         self.address = address
+        self.on_error: OnError = on_error
+        self._skips = SkipLedger()
         self._playback = Playback(self)
 
     @property
@@ -175,6 +185,17 @@ class DataLoader(TorchDataLoader[Any]):
     def timings(self) -> list[BatchTiming]:
         """The timings of the latest batches, oldest first; at most 10,000."""
         return self._playback.timings
+
+    @property
+    def skipped(self) -> list[SkippedSample]:
+        """The samples that `on_error="skip"` left out of the batches handed out so far, oldest first; the latest
+        10,000 since this loader was made. A batch that is handed out again after a restart counts again."""
+        return list(self._skips.latest)
+
+    @property
+    def skipped_total(self) -> int:
+        """How many they were in all."""
+        return self._skips.total
 
     def __len__(self) -> int:
         """Steps of a whole epoch, or of a pass; exactly, and the same on every rank. `TypeError` where it repeats."""
@@ -210,6 +231,7 @@ class DataLoader(TorchDataLoader[Any]):
             length=Length(runs_on=self.repeat or self.steps is not None, steps=self.steps),
             owner=self,
             report_to=self.report_to,
+            handover=Handover(self._skips),
         )
 
     def replay(self, epoch: int, step: int | None = None, *, position: int | None = None) -> Any:

@@ -20,7 +20,6 @@ from forebay.loading.delivery import leased
 from forebay.loading.lookahead import Lookahead
 from forebay.loading.reader import Reader, ReaderSpec, read
 from forebay.order.philox import seed_digest
-from forebay_core.errors import by_name
 
 Result = list[Batch] | Lost | Failed
 """What comes back for a chunk; an empty list for none."""
@@ -100,7 +99,7 @@ class ProcessDelivery:
     def _settled(self, result: Result) -> list[Batch]:
         """The batches of a result, read here where a worker found files gone. Raises what a worker could not read."""
         if isinstance(result, Failed):
-            raise by_name(result.error)(result.message)
+            raise result.raised()
         if not isinstance(result, Lost):
             return result
         reader = self._spec.reader()
