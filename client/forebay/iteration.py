@@ -6,6 +6,7 @@ Used on the trainer's thread alone.
 """
 
 import logging
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from forebay.progress import Progress
 from forebay.reporting import MlflowReporter, ReportTo
 from forebay.skipping import SkipLedger
 from forebay.timing import BatchTiming
-from forebay_core.errors import StateError
+from forebay_core.errors import ConfigurationError, StateError
 
 KEPT_TIMINGS = 10_000
 _log = logging.getLogger("forebay")
@@ -28,10 +29,22 @@ _log = logging.getLogger("forebay")
 class Handover:
     """How batches are handed over.
 
+    stall_warning_seconds: how long the trainer may be blocked for a batch before the log says why; None never says.
     skips: where samples that could not be read are counted.
+
+    Raises `ConfigurationError` for values that cannot work.
     """
 
+    stall_warning_seconds: float | None = 60.0
+
     skips: SkipLedger = field(default_factory=SkipLedger)
+
+    def __post_init__(self) -> None:
+        seconds = self.stall_warning_seconds
+        if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
+            raise ConfigurationError(
+                f"stall_warning_seconds={seconds!r}: give a number of seconds above 0, or None for no warnings"
+            )
 
 
 class Readout:

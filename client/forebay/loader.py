@@ -26,7 +26,7 @@ from forebay.order import Split
 from forebay.order.steps import Tail
 from forebay.ordered import checked_batch_size
 from forebay.reporting import ReportTo
-from forebay.skipping import SkipLedger, SkippedSample
+from forebay.skipping import SkippedSample
 from forebay.timing import BatchTiming
 from forebay.topology import Ranks
 from forebay_core.errors import ConfigurationError
@@ -62,6 +62,8 @@ class DataLoader(TorchDataLoader[Any]):
             in its place once more, as a pad does: with its own id and position, marked `forebay.IS_PAD`. `skipped`
             lists what was missed. The position counts it as handed out. Errors of a collate function are always raised,
             and so is a `SampleError` where no sample of a batch is good.
+        stall_warning_seconds: where one `next()` is blocked for so long, the log says which piece it waits for and why,
+            or who is busy with it; again each time the wait has doubled, and once more when it goes on. None: never.
 
     Raises `ConfigurationError` for options that cannot work, at once.
     """
@@ -101,6 +103,7 @@ class DataLoader(TorchDataLoader[Any]):
         report_to: ReportTo = "auto",
         address: str | None = None,
         on_error: OnError = "raise",
+        stall_warning_seconds: float | None = 60.0,
     ) -> None:
         if not in_order:
             raise ConfigurationError("in_order=False would let the workers' timing change the order: leave it out")
@@ -120,6 +123,7 @@ class DataLoader(TorchDataLoader[Any]):
             extras=None if extras is None else tuple(extras),
             address=address,
         )
+        handover = Handover(stall_warning_seconds)
         assembly = Assembly(batch_transform=batch_transform, on_error=on_error)
         ordered = adopt(dataset, wanted)
         batch_size = wanted.batch_size_beside(ordered.batch_size)
@@ -161,7 +165,8 @@ class DataLoader(TorchDataLoader[Any]):
         self.report_to: ReportTo = report_to
         self.address = address
         self.on_error: OnError = on_error
-        self._skips = SkipLedger()
+        self.stall_warning_seconds = stall_warning_seconds
+        self._handover = handover
         self._playback = Playback(self)
 
     @property
@@ -190,12 +195,12 @@ class DataLoader(TorchDataLoader[Any]):
     def skipped(self) -> list[SkippedSample]:
         """The samples that `on_error="skip"` left out of the batches handed out so far, oldest first; the latest
         10,000 since this loader was made. A batch that is handed out again after a restart counts again."""
-        return list(self._skips.latest)
+        return list(self._handover.skips.latest)
 
     @property
     def skipped_total(self) -> int:
         """How many they were in all."""
-        return self._skips.total
+        return self._handover.skips.total
 
     def __len__(self) -> int:
         """Steps of a whole epoch, or of a pass; exactly, and the same on every rank. `TypeError` where it repeats."""
@@ -231,7 +236,7 @@ class DataLoader(TorchDataLoader[Any]):
             length=Length(runs_on=self.repeat or self.steps is not None, steps=self.steps),
             owner=self,
             report_to=self.report_to,
-            handover=Handover(self._skips),
+            handover=self._handover,
         )
 
     def replay(self, epoch: int, step: int | None = None, *, position: int | None = None) -> Any:

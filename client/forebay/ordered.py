@@ -150,7 +150,8 @@ class Ordered(ABC):
 
         def start() -> Readout:
             feed = self._feed(split)
-            return Readout(Engine(feed, delivery(), depth), self._progress, feed.order, how.skips)
+            engine = Engine(feed, delivery(), depth, stall_warning_seconds=how.stall_warning_seconds)
+            return Readout(engine, self._progress, feed.order, how.skips)
 
         readout = playback.ensure((split, self._topology(), identity), start)
         readout.report_to(report_to)

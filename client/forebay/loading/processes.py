@@ -6,6 +6,7 @@ torch's own loader does it, over a sampler of chunks: its processes, pinning, ti
 import os
 import select
 import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from forebay.loading.chunk import Batch, Chunk, Failed, Lost
 from forebay.loading.delivery import leased
 from forebay.loading.lookahead import Lookahead
 from forebay.loading.reader import Reader, ReaderSpec, read
+from forebay.loading.waits import Reading
 from forebay.order.philox import seed_digest
 
 Result = list[Batch] | Lost | Failed
@@ -46,7 +48,7 @@ class ProcessDelivery:
         self._plans = _Plans()
         self._batches: deque[Batch] = deque()
         self._loader = self._make_loader(options)
-        self._results: Iterator[Result] | None = None
+        self._results: Any = None
 
     def start(self, lookahead: Lookahead) -> None:
         if not self._is_whole():
@@ -62,16 +64,32 @@ class ProcessDelivery:
                 self._lookahead.await_chunk()
             result = next(self._results)
             if result != []:
-                self._plans.under_way -= 1
+                self._plans.under_way.popleft()
                 self._batches.extend(self._settled(result))
         return self._batches.popleft()
+
+    def is_ready(self) -> bool:
+        if self._batches or self._results is None:
+            return bool(self._batches)
+        received = self._results._task_info.get(self._results._rcvd_idx, ())[1:]
+        return received not in ((), ([],))
+
+    def reading(self) -> Reading:
+        under_way = self._plans.under_way
+        if not under_way or self._results is None:
+            return Reading(None, "nobody")
+        chunk, since = under_way[0]
+        number = self._results._task_info.get(self._results._rcvd_idx, (0,))[0]
+        seconds = time.monotonic() - since
+        pid = self._results._workers[number].pid
+        return Reading(chunk, f"worker process {number} (pid {pid}), which was given it {seconds:.0f} s ago")
 
     def close(self) -> None:
         self._batches.clear()
         iterator, self._results = self._results, None
         self._loader._iterator = None
         if iterator is not None:
-            iterator._shutdown_workers()  # type: ignore[attr-defined]
+            iterator._shutdown_workers()
 
     def _is_whole(self) -> bool:
         """Whether all workers live that there are; torch would go on with a crew of which one has died."""
@@ -118,20 +136,21 @@ class _Plans(Sampler[Chunk | None]):
 
     def __init__(self) -> None:
         self.lookahead: Lookahead | None = None
-        #: Chunks that were yielded and whose batches have not come back.
-        self.under_way = 0
+        #: Chunks that were yielded and whose batches have not come back, and when they were yielded.
+        self.under_way: deque[tuple[Chunk, float]] = deque()
 
     @property
     def is_idle(self) -> bool:
         """True where no worker has anything to read."""
-        return self.under_way == 0
+        return not self.under_way
 
     def __iter__(self) -> Iterator[Chunk | None]:
         assert self.lookahead is not None
-        self.under_way = 0
+        self.under_way.clear()
         while True:
             chunk = self.lookahead.take_ready()
-            self.under_way += chunk is not None
+            if chunk is not None:
+                self.under_way.append((chunk, time.monotonic()))
             yield chunk
 
 
