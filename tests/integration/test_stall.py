@@ -24,6 +24,7 @@ from tests.support.seaweedfs import Bucket, SeaweedFS
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 SECONDS = 0.2
+HERE = "all its data is here, and it is with"
 PIECES = forebay.Parquet(piece_bytes=1)
 
 
@@ -108,8 +109,8 @@ def test_a_store_that_stalls_is_named_by_the_rows_that_are_waited_for(
         dataset.open()
         counting_proxy.fault = hold
         reason = (
-            rf"epoch 0, step 4 waits for rows 0–9 of {bucket.uri('train')}/shard-00001\.parquet.*, which the daemon is "
-            rf"filling or has queued; the daemon at {node.socket} runs [1-9]\d* fills"
+            rf"at epoch 0, position 40: waits for rows 0–9 of {bucket.uri('train')}/shard-00001\.parquet.*, which the "
+            rf"daemon is filling or has queued; the daemon at {node.socket} runs [1-9]\d* fills"
         )
         with released(reason, gate.set):
             read(loader(dataset, **options))
@@ -148,9 +149,8 @@ def test_a_transform_that_blocks_is_named_with_its_line(
     sample: int, options: dict[str, Any], data: Path, node: Daemon
 ) -> None:
     gate = threading.Event()
-    step = sample // 10
     reason = (
-        rf"epoch 0, step {step} has all its data and is with (the reading thread|the trainer's own thread|thread "
+        rf"at epoch 0, position {sample // 10 * 10}: {HERE} (the reading thread|the trainer's own thread|thread "
         rf"forebay-reader-\d), in Blocks\.__call__ \({__file__}, line \d+\), there in Condition\.wait"
     )
     with released(reason, gate.set):
@@ -174,14 +174,14 @@ class Reads:
 
 def test_a_map_style_dataset_that_blocks_is_named_in_the_trainers_own_thread(home: Path) -> None:
     gate = home / "gate"
-    reason = r"epoch 0, step 3 has all its data and is with the trainer's own thread, in Reads\.__getitem__ \("
+    reason = rf"at epoch 0, position 30: {HERE} the trainer's own thread, in Reads\.__getitem__ \("
     with released(reason, gate.touch):
         read(loader(Reads(gate)))
 
 
 def test_a_worker_process_that_is_busy_is_named(home: Path) -> None:
     gate = home / "gate"
-    reason = r"epoch 0, step 3 has all its data and is with worker process 1 \(pid \d+\), which was given it \d+ s ago"
+    reason = rf"at epoch 0, position 30: {HERE} worker process 1 \(pid \d+\), which was given it \d+ s ago"
     with released(reason, gate.touch):
         read(loader(Reads(gate), num_workers=2, multiprocessing_context="fork"))
 
@@ -195,11 +195,11 @@ def test_a_wait_that_ends_in_an_error_leaves_nothing_to_say(home: Path, no_leaks
             return {"id": index}
 
     gate = home / "gate"
-    handler = Release("step 3", gate.touch)
+    handler = Release("position 30", gate.touch)
     logging.getLogger("forebay").addHandler(handler)
     made = loader(Fails(gate))
     with closing(made), pytest.raises(OSError, match="broken"):
         list(made)
     logging.getLogger("forebay").removeHandler(handler)
-    warned = next(index for index, message in enumerate(handler.messages) if "step 3" in message)
+    warned = next(index for index, message in enumerate(handler.messages) if "position 30" in message)
     assert not any(message.startswith("went on") for message in handler.messages[warned:])

@@ -101,9 +101,11 @@ class Engine:
 
     def _why(self) -> str:
         """What the next batch waits for; on the watch's thread."""
-        if self._lookahead is None:
+        lookahead, at = self._lookahead, self._next
+        if lookahead is None or at is None:
             return "the loader is being closed"
-        return explain(self._delivery.reading(), self._lookahead, self._feed.names)
+        why = explain(self._delivery.reading(), lookahead, self._feed.names)
+        return f"the batch at epoch {at[0]}, position {at[1]}: {why}"
 
     def _stop(self) -> None:
         self._next = self._failure = None

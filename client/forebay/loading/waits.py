@@ -72,11 +72,10 @@ def explain(reading: Reading, planner: Planner, names: Names) -> str:
         return _planning(planner, names)
     chunk = reading.chunk
     missing = [file.piece for file in chunk.files if not file.inode and not os.path.lexists(file.path)]
-    where = f"epoch {chunk.epoch}, step {chunk.ends[0].step}"
     if missing:
         pieces = _pieces(missing, names)
-        return f"{where} waits for {pieces}, which the daemon is filling or has queued; {names.daemon()}"
-    return f"{where} has all its data and is with {reading.reader}"
+        return f"waits for {pieces}, which the daemon is filling or has queued; {names.daemon()}"
+    return f"all its data is here, and it is with {reading.reader}"
 
 
 def _planning(planner: Planner, names: Names) -> str:
