@@ -19,6 +19,7 @@ from forebay.iteration import Handover, Length, Pass, Playback
 from forebay.loading.assembly import Assembly
 from forebay.loading.attempts import OnError
 from forebay.loading.delivery import Delivery
+from forebay.loading.devices import DeviceDelivery, DeviceLike, checked_device, mover
 from forebay.loading.lookahead import Depth
 from forebay.loading.processes import ProcessDelivery, WorkerOptions
 from forebay.loading.threads import ThreadDelivery
@@ -64,6 +65,9 @@ class DataLoader(TorchDataLoader[Any]):
             and so is a `SampleError` where no sample of a batch is good.
         stall_warning_seconds: where one `next()` is blocked for so long, the log says which piece it waits for and why,
             or who is busy with it; again each time the wait has doubled, and once more when it goes on. None: never.
+        device: where batches are handed out. Tensors in dicts, lists, tuples and dataclasses, and objects with a `to`
+            method, are moved there, one batch ahead where the next one has been read by then; on CUDA from pinned
+            memory, on a stream of its own. The position counts a batch when it is handed out.
 
     Raises `ConfigurationError` for options that cannot work, at once.
     """
@@ -104,6 +108,7 @@ class DataLoader(TorchDataLoader[Any]):
         address: str | None = None,
         on_error: OnError = "raise",
         stall_warning_seconds: float | None = 60.0,
+        device: DeviceLike | None = None,
     ) -> None:
         if not in_order:
             raise ConfigurationError("in_order=False would let the workers' timing change the order: leave it out")
@@ -124,6 +129,7 @@ class DataLoader(TorchDataLoader[Any]):
             address=address,
         )
         handover = Handover(stall_warning_seconds)
+        self._device = None if device is None else checked_device(device)
         assembly = Assembly(batch_transform=batch_transform, on_error=on_error)
         ordered = adopt(dataset, wanted)
         batch_size = wanted.batch_size_beside(ordered.batch_size)
@@ -167,6 +173,7 @@ class DataLoader(TorchDataLoader[Any]):
         self.on_error: OnError = on_error
         self.stall_warning_seconds = stall_warning_seconds
         self._handover = handover
+        self.device = device
         self._playback = Playback(self)
 
     @property
@@ -256,7 +263,12 @@ class DataLoader(TorchDataLoader[Any]):
         self._playback.close()
 
     def _delivery(self) -> Delivery:
-        pin = self.pin_memory and torch.accelerator.is_available()
+        delivery = self._read_delivery()
+        return delivery if self._device is None else DeviceDelivery(delivery, mover(self._device))
+
+    def _read_delivery(self) -> Delivery:
+        is_copied_aside = self._device is not None and self._device.type == "cuda"
+        pin = (self.pin_memory or is_copied_aside) and torch.accelerator.is_available()
         if self.num_workers == 0:
             return self._ordered._in_process(self._assembly, pin=pin)
         spec = self._ordered._reader_spec(self._assembly)
