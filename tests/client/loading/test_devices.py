@@ -6,6 +6,7 @@ from collections import UserDict
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,6 +18,7 @@ from forebay.loading.chunk import Batch, StepEnd
 from forebay.loading.devices import CudaMover, DeviceDelivery, PlainMover, checked_device, mapped
 from forebay.loading.lookahead import Lookahead
 from forebay.loading.waits import Reading
+from tests.support.processes import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -223,6 +225,29 @@ def test_a_resume_goes_on_with_the_batch_that_was_moved_ahead_and_not_handed_out
             seen += [next(iterator)["name"] for _ in range(2)]
             state = part.state_dict()
     assert seen == expected
+
+
+class Gated(Numbers):
+    """Index 4 cannot be read before a file is there."""
+
+    def __init__(self, gate: Path) -> None:
+        super().__init__(8)
+        self.gate = gate
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index == 4:
+            eventually(self.gate.exists, 30, "the batch before to be handed out")
+        return super().__getitem__(index)
+
+
+@ways
+def test_a_batch_is_handed_out_while_the_next_one_is_still_being_read(way: dict[str, Any], tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with closing(loader(Gated(gate), 4, device="cpu", **way)) as made:
+        iterator = iter(made)
+        assert next(iterator)["x"].tolist() == [0, 1, 2, 3]
+        gate.touch()
+        assert next(iterator)["x"].tolist() == [4, 5, 6, 7]
 
 
 @ways
