@@ -6,6 +6,7 @@ runs beside it are the planner's thread and the readers.
 """
 
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -42,7 +43,8 @@ class Engine:
         self, feed: Feed, delivery: Delivery, depth: Depth, *, stall_warning_seconds: float | None = None
     ) -> None:
         self._feed, self._delivery, self._depth = feed, delivery, depth
-        self._watch = StallWatch(stall_warning_seconds, self._why)
+        why = weakref.WeakMethod(self._why)  # no cycle: what has been read is let go of with the last reference
+        self._watch = StallWatch(stall_warning_seconds, lambda: found() if (found := why()) else "nothing any more")
         self._lookahead: Lookahead | None = None
         self._next: tuple[int, int] | None = None
         self._failure: BaseException | None = None
