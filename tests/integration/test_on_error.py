@@ -91,7 +91,7 @@ def at(node: Daemon, source: str) -> dict[int, int]:
 def fails(sample: dict[str, Any]) -> dict[str, Any]:
     if sample["id"] in (3, 4, 58, 119):
         raise ValueError("cannot be decoded")
-    return sample
+    return {**sample, "twice": 2 * sample["id"]}
 
 
 @ways
@@ -148,6 +148,8 @@ def test_bad_samples_are_replaced_listed_and_marked_and_all_others_seen_once(
     for batch in batches:
         assert batch["id"].tolist() == batch[SAMPLE_ID].tolist()
         assert batch[POSITION].tolist() == [at[sample] for sample in batch[SAMPLE_ID].tolist()]
+        if "transform" in options:
+            assert batch["twice"].tolist() == [2 * sample for sample in batch[SAMPLE_ID].tolist()]
         if "number" in batch:
             assert batch["number"].tolist() == batch["id"].tolist()
     good = [int(i) for batch in batches for i in batch["id"][~batch[IS_PAD]]]

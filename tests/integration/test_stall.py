@@ -198,8 +198,12 @@ def test_a_wait_that_ends_in_an_error_leaves_nothing_to_say(home: Path, no_leaks
     handler = Release("position 30", gate.touch)
     logging.getLogger("forebay").addHandler(handler)
     made = loader(Fails(gate))
-    with closing(made), pytest.raises(OSError, match="broken"):
-        list(made)
+    with closing(made):
+        with pytest.raises(OSError, match="broken"):
+            list(made)
+        readout = made._playback._readout
+        assert readout is not None
+        assert readout._engine._watch.blocked_from is None
     logging.getLogger("forebay").removeHandler(handler)
     warned = next(index for index, message in enumerate(handler.messages) if "position 30" in message)
     assert not any(message.startswith("went on") for message in handler.messages[warned:])
