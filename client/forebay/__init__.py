@@ -21,6 +21,7 @@ from forebay_core.errors import (
     ForebayError,
     InternalError,
     ObjectChanged,
+    SampleError,
     SourceError,
     SourceNotFound,
     SourceUnreachable,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from forebay.loader import DataLoader
     from forebay.order import OrderOptions
     from forebay.sampling import sample_rng
+    from forebay.skipping import SkippedSample
     from forebay.timing import BatchTiming
     from forebay_core.formats import Packing, Parquet, Tokens
 
@@ -58,6 +60,8 @@ __all__ = [
     "OrderOptions",
     "Packing",
     "Parquet",
+    "SampleError",
+    "SkippedSample",
     "SourceError",
     "SourceNotFound",
     "SourceUnreachable",
@@ -79,6 +83,7 @@ _LAZY = {
     "OrderOptions": "forebay.order",
     "Packing": "forebay_core.formats",
     "Parquet": "forebay_core.formats",
+    "SkippedSample": "forebay.skipping",
     "StreamingDataset": "forebay.dataset",
     "Tokens": "forebay_core.formats",
     "sample_rng": "forebay.sampling",

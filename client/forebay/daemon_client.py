@@ -96,6 +96,13 @@ class DaemonClient:
 
         return snapshot(self.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse))
 
+    def status_now(self, timeout_seconds: float = 2.0) -> StatusSnapshot:
+        """The same in one try, without waiting for a daemon or starting one."""
+        from forebay_protos.v1 import daemon_pb2 as pb
+
+        request = pb.GetStatusRequest()
+        return snapshot(self.call_once("GetStatus", request, pb.GetStatusResponse, timeout_seconds=timeout_seconds))
+
     def call(
         self, method: str, request: "Message", reply: type[Reply], *, timeout_seconds: float = CALL_SECONDS
     ) -> Reply:

@@ -6,28 +6,52 @@ Used on the trainer's thread alone.
 """
 
 import logging
+import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from forebay.loading.engine import Engine
 from forebay.order import RankOrder
 from forebay.progress import Progress
 from forebay.reporting import MlflowReporter, ReportTo
+from forebay.skipping import SkipLedger
 from forebay.timing import BatchTiming
-from forebay_core.errors import StateError
+from forebay_core.errors import ConfigurationError, StateError
 
 KEPT_TIMINGS = 10_000
 _log = logging.getLogger("forebay")
 
 
-class Readout:
-    """An engine bound to the position that it moves, and to those who are told of each batch's timing."""
+@dataclass(frozen=True)
+class Handover:
+    """How batches are handed over.
 
-    def __init__(self, engine: Engine, progress: Progress, order: RankOrder) -> None:
-        self._order = order
+    stall_warning_seconds: how long the trainer may be blocked for a batch before the log says why; None never says.
+    skips: where samples that could not be read are counted.
+
+    Raises `ConfigurationError` for values that cannot work.
+    """
+
+    stall_warning_seconds: float | None = 60.0
+
+    skips: SkipLedger = field(default_factory=SkipLedger)
+
+    def __post_init__(self) -> None:
+        seconds = self.stall_warning_seconds
+        if seconds is not None and not (isinstance(seconds, int | float) and 0 < seconds < math.inf):
+            raise ConfigurationError(
+                f"stall_warning_seconds={seconds!r}: give a number of seconds above 0, or None for no warnings"
+            )
+
+
+class Readout:
+    """An engine bound to the position that it moves, and to those who are told of each batch."""
+
+    def __init__(self, engine: Engine, progress: Progress, order: RankOrder, skips: SkipLedger) -> None:
+        self._order, self._skips = order, skips
         self.timings: deque[BatchTiming] = deque(maxlen=KEPT_TIMINGS)
         #: Counts the iterations; an iterator of an earlier one has ended.
         self.iteration = 0
@@ -67,12 +91,17 @@ class Readout:
         self.timings.append(timing)
         if self._reporter is not None:
             self._reporter.record(timing)
+        if batch.skipped:
+            self._skips.take(batch.skipped)
+        if batch.end.last_of_epoch:
+            self._skips.summarise(f"epoch {batch.end.epoch - 1} has ended")
         return batch.data, batch.end.last_of_epoch
 
     def close(self) -> None:
         """Ends the engine and sends what is left to report. Idempotent."""
         self.iteration += 1
         self._engine.close()
+        self._skips.summarise("the loader was closed")
         if self._reporter is not None:
             self._reporter.close()
 

@@ -15,10 +15,12 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Sampler, default_convert
 
 from forebay.adoption import BATCH_SIZE, Wanted, adopt, settle
-from forebay.iteration import Length, Pass, Playback
+from forebay.iteration import Handover, Length, Pass, Playback
 from forebay.loading.assembly import Assembly
+from forebay.loading.attempts import OnError
 from forebay.loading.chunk import Batch
 from forebay.loading.delivery import Delivery
+from forebay.loading.devices import DeviceDelivery, DeviceLike, checked_device, mover
 from forebay.loading.lookahead import Depth
 from forebay.loading.processes import ProcessDelivery, WorkerOptions
 from forebay.loading.start_methods import check as check_start_method
@@ -27,6 +29,7 @@ from forebay.order import Split
 from forebay.order.steps import Tail
 from forebay.ordered import checked_batch_size
 from forebay.reporting import ReportTo
+from forebay.skipping import SkippedSample
 from forebay.timing import BatchTiming
 from forebay.topology import Ranks
 from forebay_core.errors import ConfigurationError
@@ -57,6 +60,16 @@ class DataLoader(TorchDataLoader[Any]):
         report_to: `"auto"` logs `fetch_seconds` and its parts to MLflow when a run is active, `"mlflow"` insists on it,
             None never does.
         address: socket of the daemon, if not given to the dataset.
+        on_error: what becomes of a sample whose transform, `__getitem__` or stored row raises. `"raise"`: the exception
+            passes, with a note that says which sample it was. `"skip"`: the next good sample of the same batch stands
+            in its place once more, as a pad does: with its own id and position, marked `forebay.IS_PAD`. `skipped`
+            lists what was missed. The position counts it as handed out. Errors of a collate function are always raised,
+            and so is a `SampleError` where no sample of a batch is good.
+        stall_warning_seconds: where one `next()` is blocked for so long, the log says which piece it waits for and why,
+            or who is busy with it; again each time the wait has doubled, and once more when it goes on. None: never.
+        device: where batches are handed out. Tensors in dicts, lists, tuples and dataclasses, and objects with a `to`
+            method, are moved there, one batch ahead where the next one has been read by then; on CUDA from pinned
+            memory, on a stream of its own. The position counts a batch when it is handed out.
 
     Raises `ConfigurationError` for options that cannot work, at once.
     """
@@ -95,6 +108,9 @@ class DataLoader(TorchDataLoader[Any]):
         repeat: bool = False,
         report_to: ReportTo = "auto",
         address: str | None = None,
+        on_error: OnError = "raise",
+        stall_warning_seconds: float | None = 60.0,
+        device: DeviceLike | None = None,
     ) -> None:
         if not in_order:
             raise ConfigurationError("in_order=False would let the workers' timing change the order: leave it out")
@@ -116,7 +132,9 @@ class DataLoader(TorchDataLoader[Any]):
             extras=None if extras is None else tuple(extras),
             address=address,
         )
-        assembly = Assembly(batch_transform=batch_transform)
+        handover = Handover(stall_warning_seconds)
+        self._device = None if device is None else checked_device(device)
+        assembly = Assembly(batch_transform=batch_transform, on_error=on_error)
         ordered = adopt(dataset, wanted)
         batch_size = wanted.batch_size_beside(ordered.batch_size)
         with warnings.catch_warnings():
@@ -156,6 +174,10 @@ class DataLoader(TorchDataLoader[Any]):
         self.steps, self.repeat = steps, repeat
         self.report_to: ReportTo = report_to
         self.address = address
+        self.on_error: OnError = on_error
+        self.stall_warning_seconds = stall_warning_seconds
+        self._handover = handover
+        self.device = device
         self._playback = Playback(self)
 
     @property
@@ -179,6 +201,17 @@ class DataLoader(TorchDataLoader[Any]):
     def timings(self) -> list[BatchTiming]:
         """The timings of the latest batches, oldest first; at most 10,000."""
         return self._playback.timings
+
+    @property
+    def skipped(self) -> list[SkippedSample]:
+        """The samples that `on_error="skip"` left out of the batches handed out so far, oldest first; the latest
+        10,000 since this loader was made. A batch that is handed out again after a restart counts again."""
+        return list(self._handover.skips.latest)
+
+    @property
+    def skipped_total(self) -> int:
+        """How many they were in all."""
+        return self._handover.skips.total
 
     def __len__(self) -> int:
         """Steps of a whole epoch, or of a pass; exactly, and the same on every rank. `TypeError` where it repeats."""
@@ -214,6 +247,7 @@ class DataLoader(TorchDataLoader[Any]):
             length=Length(runs_on=self.repeat or self.steps is not None, steps=self.steps),
             owner=self,
             report_to=self.report_to,
+            handover=self._handover,
         )
 
     def replay(self, epoch: int, step: int | None = None, *, position: int | None = None) -> Any:
@@ -233,7 +267,12 @@ class DataLoader(TorchDataLoader[Any]):
         self._playback.close()
 
     def _delivery(self) -> Delivery:
-        pin = self.pin_memory and torch.accelerator.is_available()
+        delivery = self._read_delivery()
+        return delivery if self._device is None else DeviceDelivery(delivery, mover(self._device))
+
+    def _read_delivery(self) -> Delivery:
+        is_copied_aside = self._device is not None and self._device.type == "cuda"
+        pin = (self.pin_memory or is_copied_aside) and torch.accelerator.is_available()
         if self.num_workers == 0:
             return self._ordered._in_process(self._assembly, pin=pin)
         spec = self._ordered._reader_spec(self._assembly)

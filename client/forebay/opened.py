@@ -20,7 +20,7 @@ from forebay.order.steps import Tail
 from forebay.progress import Identity
 from forebay.session import Session
 from forebay.topology import Topology
-from forebay_core.errors import EmptyDataset
+from forebay_core.errors import EmptyDataset, ForebayError
 from forebay_core.formats import Format
 from forebay_core.manifest import Manifest
 
@@ -55,6 +55,32 @@ class OrderSpec:
             options=self.options,
             total_bytes=manifest.total_bytes,
             selected=selected,
+        )
+
+
+@dataclass(frozen=True)
+class StreamNames:
+    """What a warning calls the pieces of a dataset, and the word of its daemon."""
+
+    client: DaemonClient
+    manifest: Manifest
+
+    def piece(self, piece: int) -> str:
+        """The shard's URL and the rows."""
+        shard, row = shard_row(self.manifest, piece, 0)
+        return f"rows {row}–{row + int(self.manifest.piece_rows[piece]) - 1} of {shard}"
+
+    def daemon(self) -> str:
+        """What the daemon is at, asked now."""
+        try:
+            said = self.client.status_now()
+        except ForebayError as error:
+            return str(error)
+        count = said.counters
+        fetched = f"{count.bytes_downloaded / 1e6:.0f} MB in {count.remote_requests} requests"
+        return (
+            f"the daemon at {self.client.address.socket} runs {said.fills_running} fills and has fetched {fetched}, "
+            f"{count.remote_retries} of them repeats"
         )
 
 
@@ -126,6 +152,7 @@ class Stream:
             order=SharedOrder(self.order, split, here.rank),
             connect=lambda: self.leases(label),
             piece_bytes=self.manifest.piece_decoded_bytes,
+            names=StreamNames(self.client, self.manifest),
         )
 
     def leases(self, label: str) -> SessionLeases:

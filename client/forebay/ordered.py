@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from forebay import progress
-from forebay.iteration import Length, Pass, Playback, Readout
+from forebay.iteration import Handover, Length, Pass, Playback, Readout
 from forebay.loading.ahead import AheadDelivery
 from forebay.loading.assembly import Assembly
 from forebay.loading.delivery import Delivery
@@ -142,13 +142,16 @@ class Ordered(ABC):
         length: Length = WHOLE,
         owner: object = None,
         report_to: ReportTo = None,
+        handover: Handover | None = None,
     ) -> Pass:
         """The rest of the epoch, over the machinery that `playback` has running or that is started for it."""
         identity = self._identity()
+        how = handover or Handover()
 
         def start() -> Readout:
             feed = self._feed(split)
-            return Readout(Engine(feed, delivery(), depth), self._progress, feed.order)
+            engine = Engine(feed, delivery(), depth, stall_warning_seconds=how.stall_warning_seconds)
+            return Readout(engine, self._progress, feed.order, how.skips)
 
         readout = playback.ensure((split, self._topology(), identity), start)
         readout.report_to(report_to)

@@ -16,6 +16,7 @@
     ├── CapacityError               a piece cannot fit into the cache
     ├── StateError                  a state that cannot be loaded, or read here
     │   └── StateMismatch           a state of other data, another order or another seed
+    ├── SampleError                 not one sample of a batch could be read
     ├── WorkerError                 a worker process died, hangs or cannot be started; also a RuntimeError
     ├── PieceGone                   a cached file that was leased is not there any more (handled inside the loader)
     └── DaemonError
@@ -88,6 +89,10 @@ class StateError(ForebayError):
 
 class StateMismatch(StateError):
     """A state of other data, another order or another seed."""
+
+
+class SampleError(ForebayError):
+    """Not one sample of a batch could be read, so that there is none to put in the place of the others."""
 
 
 class PieceGone(ForebayError):

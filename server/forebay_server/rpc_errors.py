@@ -25,6 +25,7 @@ STATUS: dict[type[errors.ForebayError], grpc.StatusCode] = {
     errors.CapacityError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.StateError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.StateMismatch: grpc.StatusCode.FAILED_PRECONDITION,
+    errors.SampleError: grpc.StatusCode.DATA_LOSS,
     errors.PieceGone: grpc.StatusCode.NOT_FOUND,
     errors.DaemonError: grpc.StatusCode.INTERNAL,
     errors.DaemonUnavailable: grpc.StatusCode.UNAVAILABLE,

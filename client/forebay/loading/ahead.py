@@ -9,10 +9,11 @@ import time
 from collections import deque
 from collections.abc import Generator
 
-from forebay.loading.chunk import Batch, Closed
+from forebay.loading.chunk import Batch, Chunk, Closed
 from forebay.loading.delivery import leased
 from forebay.loading.lookahead import Lookahead
 from forebay.loading.reader import ReaderSpec
+from forebay.loading.waits import Reading, whereabouts
 
 #: How often the thread looks whether the trainer has left it something to do.
 _SHORTEST_PAUSE_SECONDS = 0.002
@@ -38,6 +39,12 @@ class AheadDelivery:
         assert self._stretch is not None
         return self._stretch.next()
 
+    def is_ready(self) -> bool:
+        return self._stretch is not None and self._stretch.is_ready()
+
+    def reading(self) -> Reading:
+        return Reading(None, "nobody") if self._stretch is None else self._stretch.reading()
+
     def close(self) -> None:
         if self._stretch is not None:
             self._stretch.close()
@@ -52,6 +59,9 @@ class _Stretch:
         self._ready: deque[Batch | BaseException] = deque()
         self._producing = threading.Lock()
         self._trainer_waits = False
+        #: The thread that reads, or read last, and what.
+        self._by: int | None = None
+        self._chunk: Chunk | None = None
         self._batches = self._read()
         self._thread: threading.Thread | None = None
         if ahead:
@@ -64,11 +74,20 @@ class _Stretch:
             with self._producing:
                 self._trainer_waits = False
                 if not self._ready:
+                    self._by = threading.get_ident()
                     return next(self._batches)
         batch = self._ready.popleft()
         if isinstance(batch, BaseException):
             raise batch
         return batch
+
+    def is_ready(self) -> bool:
+        return bool(self._ready)
+
+    def reading(self) -> Reading:
+        by, thread = self._by, self._thread
+        name = "the reading thread" if thread is not None and by == thread.ident else "the trainer's own thread"
+        return Reading(self._chunk, f"{name}, {whereabouts(by)}")
 
     def close(self) -> None:
         if self._thread is not None:
@@ -82,7 +101,9 @@ class _Stretch:
         reader = self._spec.reader(is_closed=self._lookahead.is_closed)
         try:
             while True:
-                for batch in leased(reader, self._lookahead.next_chunk(), self._lookahead):
+                self._chunk = None
+                self._chunk = self._lookahead.next_chunk()
+                for batch in leased(reader, self._chunk, self._lookahead):
                     yield batch.pin_memory() if self._pin else batch
         finally:
             reader.close()
@@ -95,6 +116,7 @@ class _Stretch:
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
                 continue
             try:
+                self._by = threading.get_ident()
                 self._ready.append(next(self._batches))
                 pause = _SHORTEST_PAUSE_SECONDS
             except (Closed, StopIteration):

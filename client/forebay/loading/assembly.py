@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import default_collate
 
 from forebay.keys import EXTRAS, IS_PAD, POSITION, SAMPLE_ID
+from forebay.loading.attempts import OnError
 from forebay.loading.chunk import Chunk
 from forebay.timing import Stage, StageName
 from forebay_core.errors import ConfigurationError
@@ -25,6 +26,7 @@ class Assembly:
     batch_transform: called last, with the batch and its extras; what it returns is handed out.
     extras: of `SAMPLE_ID`, `POSITION`, `IS_PAD`, added to a batch that is a dict.
     batched: False hands single samples over, one a step, each passed through `collate_fn` where there is one.
+    on_error: what becomes of a sample that cannot be read, see `attempts`.
 
     Raises `ConfigurationError` for extras that do not exist.
     """
@@ -33,11 +35,14 @@ class Assembly:
     batch_transform: Callable[[Any], Any] | None = None
     extras: tuple[str, ...] = ()
     batched: bool = True
+    on_error: OnError = "raise"
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.extras if name not in EXTRAS]
         if unknown:
             raise ConfigurationError(f"extras={unknown!r}: a batch can carry {', '.join(EXTRAS)}")
+        if self.on_error not in ("raise", "skip"):
+            raise ConfigurationError(f"on_error={self.on_error!r}: give 'raise' or 'skip'")
         if self.batch_transform is not None and not callable(self.batch_transform):
             raise ConfigurationError(f"batch_transform={self.batch_transform!r} cannot be called: give a function")
 

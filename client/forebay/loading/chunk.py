@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from forebay.skipping import SkippedSample
 from forebay.timing import Stage
+from forebay_core.errors import ForebayError, by_name
 
 Int64 = npt.NDArray[np.int64]
 
@@ -81,6 +83,7 @@ class Batch:
     end: StepEnd
     samples: int
     stages: tuple[Stage, ...]
+    skipped: tuple[SkippedSample, ...] = ()
 
     def pin_memory(self) -> "Batch":
         """With its tensors in pinned memory; torch's loader calls it too."""
@@ -103,7 +106,20 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A chunk that cannot be read, for a reason that forebay knows: the error's class name and message."""
+    """A chunk that cannot be read, for a reason that forebay knows: the error's class name, message and notes."""
 
     error: str
     message: str
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, error: ForebayError) -> "Failed":
+        """What crosses processes of an error."""
+        return cls(type(error).__name__, str(error), tuple(getattr(error, "__notes__", ())))
+
+    def raised(self) -> ForebayError:
+        """The error again."""
+        error = by_name(self.error)(self.message)
+        for note in self.notes:
+            error.add_note(note)
+        return error

@@ -124,9 +124,9 @@ class Crew:
                 yield worker.tasks.pop(number), result
 
     def stuck(self, task: Task) -> str:
-        """In words, the worker that has this task and what it is at."""
-        worker = next(worker for worker in self._workers if task.number in worker.tasks)
-        return f"{worker.name} is {worker.reads()[1]}"
+        """In words, the worker that has this task and what it is at. Any thread."""
+        worker = next((worker for worker in list(self._workers) if task.number in worker.tasks), None)
+        return "nobody any more" if worker is None else f"{worker.name}, which is {worker.reads()[1]}"
 
     def close(self) -> None:
         """Ends the workers, within seconds whatever they are doing. Idempotent."""

@@ -11,6 +11,7 @@ from typing import Protocol
 from forebay.loading.chunk import Batch, Chunk, StillFilling
 from forebay.loading.lookahead import Lookahead
 from forebay.loading.reader import Reader
+from forebay.loading.waits import Reading
 from forebay_core.errors import DaemonError, PieceGone
 
 ATTEMPTS = 10
@@ -18,13 +19,19 @@ ATTEMPTS = 10
 
 
 class Delivery(Protocol):
-    """Batches in order. All methods are called by the trainer's thread."""
+    """Batches in order. All methods but `reading` are called by the trainer's thread."""
 
     def start(self, lookahead: Lookahead) -> None:
         """Begins to read what this planner will plan; what was read before is dropped. The planner has not started."""
 
     def next(self) -> Batch:
         """The next batch. Raises what kept it from being read."""
+
+    def is_ready(self) -> bool:
+        """Whether `next` would answer at once."""
+
+    def reading(self) -> Reading:
+        """Who reads what `next` waits for. Any thread, while `next` waits; only looks."""
 
     def close(self) -> None:
         """Ends all readers. The planner has been closed before. Idempotent."""

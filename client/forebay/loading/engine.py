@@ -6,13 +6,16 @@ runs beside it are the planner's thread and the readers.
 """
 
 import time
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from forebay.loading.chunk import Batch, Closed, Int64
 from forebay.loading.delivery import Delivery
 from forebay.loading.leases import Leases
 from forebay.loading.lookahead import Depth, Lookahead
+from forebay.loading.stall_watch import StallWatch
+from forebay.loading.waits import Names, NoNames, explain
 from forebay.order import RankOrder
 from forebay.timing import BatchTiming, time_batch
 from forebay_core.errors import StateError
@@ -24,18 +27,24 @@ class Feed:
 
     connect: opens the session, on the planner's thread.
     piece_bytes: int64 [pieces], how large each piece is, as the manifest states it; empty for an order without pieces.
+    names: what a warning calls the pieces, and the daemon's own word.
     """
 
     order: RankOrder
     connect: Callable[[], Leases]
     piece_bytes: Int64
+    names: Names = field(default_factory=NoNames)
 
 
 class Engine:
     """Batches in order from anywhere."""
 
-    def __init__(self, feed: Feed, delivery: Delivery, depth: Depth) -> None:
+    def __init__(
+        self, feed: Feed, delivery: Delivery, depth: Depth, *, stall_warning_seconds: float | None = None
+    ) -> None:
         self._feed, self._delivery, self._depth = feed, delivery, depth
+        why = weakref.WeakMethod(self._why)  # no cycle: what has been read is let go of with the last reference
+        self._watch = StallWatch(stall_warning_seconds, lambda: found() if (found := why()) else "nothing any more")
         self._lookahead: Lookahead | None = None
         self._next: tuple[int, int] | None = None
         self._failure: BaseException | None = None
@@ -54,6 +63,7 @@ class Engine:
         )
         self._delivery.start(self._lookahead)
         self._lookahead.start()
+        self._watch.start()
         self._next = (epoch, position)
 
     def next(self) -> tuple[Batch, BatchTiming]:
@@ -64,15 +74,20 @@ class Engine:
         if self._failure is not None:
             raise self._failure
         assert self._lookahead is not None
-        blocked_from = time.monotonic()
+        watch = self._watch
+        blocked_from = watch.blocked_from = time.monotonic()
         try:
             batch = self._delivery.next()
         except BaseException as error:
+            watch.blocked_from, watch.has_warned = None, False
             self._failure = _lasting(error)
             if self._failure is error:
                 raise
             raise self._failure from error
         blocked_until = time.monotonic()
+        watch.blocked_from = None
+        if watch.has_warned:
+            watch.went_on(blocked_until - blocked_from)
         self._lookahead.delivered(batch.end)
         self._next = (batch.end.epoch, batch.end.position)
         timing = time_batch(
@@ -84,6 +99,15 @@ class Engine:
         """Ends the session, the threads and the workers. Idempotent."""
         self._stop()
         self._delivery.close()
+        self._watch.close()
+
+    def _why(self) -> str:
+        """What the next batch waits for; on the watch's thread."""
+        lookahead, at = self._lookahead, self._next
+        if lookahead is None or at is None:
+            return "the loader is being closed"
+        why = explain(self._delivery.reading(), lookahead, self._feed.names)
+        return f"the batch at epoch {at[0]}, position {at[1]}: {why}"
 
     def _stop(self) -> None:
         self._next = self._failure = None

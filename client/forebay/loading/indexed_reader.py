@@ -11,6 +11,7 @@ from typing import Any
 from torch.utils.data import Subset
 
 from forebay.loading.assembly import Assembly, Clock
+from forebay.loading.attempts import Attempt
 from forebay.loading.chunk import Batch, Chunk
 from forebay.sampling import SampleStream, begin_step
 
@@ -47,27 +48,48 @@ class IndexedReader:
         bounds = chunk.offsets.tolist()
         for end, start, stop in zip(chunk.ends, bounds[:-1], bounds[1:], strict=True):
             clock.begin()
-            cut = slice(start, stop)
             begin_step(chunk.epoch, int(chunk.sample_id[start]))
-            samples = self._samples(chunk, cut)
+            on_error = self._assembly.on_error
+            attempt = Attempt(chunk, slice(start, stop), end, on_error=on_error, shard_row=_index)
+            samples = self._samples(chunk, attempt)
             clock.lap("read")
-            batch = self._assembly.with_extras(self._assembly.collated(samples), chunk, cut)
+            batch = self._assembly.with_extras(self._assembly.collated(samples), attempt.chunk, attempt.cut)
             clock.lap("collate")
             if self._assembly.batch_transform is not None:
                 batch = self._assembly.transformed(batch)
                 clock.lap("transform")
-            yield Batch(batch, end, stop - start, clock.take())
+            yield Batch(batch, end, stop - start, clock.take(), attempt.skipped)
 
     def close(self) -> None:
         """The dataset is the user's."""
 
-    def _samples(self, chunk: Chunk, cut: slice) -> list[Any]:
-        indices = chunk.row[cut].tolist()
-        if self._many is not None:
-            samples: list[Any] = self._many(indices)
-            return samples
+    def _samples(self, chunk: Chunk, attempt: Attempt) -> list[Any]:
+        indices, first = chunk.row[attempt.cut].tolist(), attempt.cut.start
         get, call = self._dataset.__getitem__, self._stream.call
-        return [call(get, index, chunk.epoch, index, with_rng=False) for index in indices]
+
+        def sample(place: int) -> Any:
+            index = indices[place - first]
+            return call(get, index, chunk.epoch, index, with_rng=False)
+
+        together = None if self._many is None else self._together(self._many, indices, attempt)
+        return together if together is not None else attempt.filled(attempt.each(sample), sample)
+
+    def _together(
+        self, many: Callable[[list[int]], list[Any]], indices: list[int], attempt: Attempt
+    ) -> list[Any] | None:
+        """The samples, had by one call; None where they have to be had one by one to know which one is bad."""
+        try:
+            return many(indices)
+        except Exception as error:
+            if attempt.skips(error):
+                return None
+            attempt.note(error)
+            raise
+
+
+def _index(piece: int, row: int) -> tuple[None, int]:
+    """A map-style dataset has no shards."""
+    return None, row
 
 
 def _reads_many(dataset: Any) -> Callable[[list[int]], list[Any]] | None:

@@ -4,10 +4,14 @@
 dataset. Called by the planner's thread, `lease` by readers too.
 """
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from forebay.loading.chunk import Int64, PieceFile
+from forebay.loading.waits import Asking
 from forebay.session import Session
 
 
@@ -79,3 +83,54 @@ class NoLeases:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+class Questions:
+    """The calls to the daemon that are under way, at most one of a thread; to be seen by any thread."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Asking] = {}
+
+    @contextmanager
+    def asking(self, what: str, pieces: Sequence[int] = ()) -> Iterator[None]:
+        """While the daemon is asked for this."""
+        thread = threading.get_ident()
+        self._open[thread] = Asking(what, tuple(pieces), time.monotonic())
+        try:
+            yield
+        finally:
+            del self._open[thread]
+
+    def oldest(self) -> Asking | None:
+        """The one that has been waited for longest."""
+        return min(list(self._open.values()), key=lambda asking: asking.since, default=None)
+
+
+class WatchedLeases:
+    """Leases whose calls can be seen while they last."""
+
+    def __init__(self, leases: Leases, questions: Questions) -> None:
+        self._leases, self._asking = leases, questions.asking
+
+    @property
+    def budget_bytes(self) -> int:
+        return self._leases.budget_bytes
+
+    def publish(self, pieces: Int64, first: Int64, last: Int64) -> None:
+        with self._asking("taking note of what will be needed"):
+            self._leases.publish(pieces, first, last)
+
+    def report(self, position: int, positions_per_second: float) -> None:
+        with self._asking("taking note of the position"):
+            self._leases.report(position, positions_per_second)
+
+    def lease(self, pieces: Sequence[int]) -> list[PieceFile]:
+        with self._asking("leases", pieces):
+            return self._leases.lease(pieces)
+
+    def release(self, pieces: Sequence[int]) -> None:
+        with self._asking("taking leases back"):
+            self._leases.release(pieces)
+
+    def close(self) -> None:
+        self._leases.close()

@@ -20,7 +20,8 @@ import numpy as np
 
 from forebay.loading.chunk import Chunk, Closed, Int64, PieceFile, StepEnd
 from forebay.loading.holdings import Holdings
-from forebay.loading.leases import Leases
+from forebay.loading.leases import Leases, Questions, WatchedLeases
+from forebay.loading.waits import Asking
 from forebay.order import Needs, RankOrder, RankPlan
 from forebay.order.rank_order import rank_samples
 
@@ -57,6 +58,7 @@ class Lookahead:
         self._order, self._depth = order, depth
         self._connect = connect
         self._session: Leases | None = None
+        self._questions = Questions()
         self._start = start
         self._condition = threading.Condition()
         self._ready: deque[Chunk] = deque()
@@ -124,6 +126,15 @@ class Lookahead:
         """True once it was closed."""
         return self._closing
 
+    @property
+    def thread(self) -> int | None:
+        """The identity of the planner's thread, once it runs."""
+        return self._thread.ident
+
+    def asking(self) -> Asking | None:
+        """The oldest of the calls to the daemon that are under way. Any thread."""
+        return self._questions.oldest()
+
     def close(self, timeout_seconds: float = 5.0) -> None:
         """Ends the thread and the session. Idempotent."""
         with self._condition:
@@ -134,7 +145,9 @@ class Lookahead:
 
     def _run(self) -> None:
         try:
-            self._session = self._connect()
+            with self._questions.asking("a session"):
+                session = self._connect()
+            self._session = WatchedLeases(session, self._questions)
             for chunk in self._chunks(self._session):
                 self._put(chunk, self._session)
         except Closed:

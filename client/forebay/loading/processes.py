@@ -22,9 +22,10 @@ from forebay.loading.delivery import ATTEMPTS
 from forebay.loading.lookahead import Lookahead
 from forebay.loading.reader import ReaderSpec
 from forebay.loading.start_methods import context_for
+from forebay.loading.waits import Reading
 from forebay.loading.workers import Assignment, Result
 from forebay.order.philox import seed_digest
-from forebay_core.errors import DaemonError, WorkerError, by_name
+from forebay_core.errors import DaemonError, WorkerError
 
 _PREFETCH_FACTOR = 2
 _FEED_SECONDS = 0.02
@@ -83,6 +84,18 @@ class ProcessDelivery:
             raise
         return self._batches.popleft()
 
+    def is_ready(self) -> bool:
+        if self._batches or self._crew is None:
+            return bool(self._batches)
+        self._receive(0)
+        return bool(self._tasks) and next(iter(self._tasks.values())).result is not None
+
+    def reading(self) -> Reading:
+        first = next(iter(list(self._tasks.values())), None)
+        if first is None or self._crew is None:
+            return Reading(None, "nobody")
+        return Reading(first.chunk, self._crew.stuck(first))
+
     def close(self) -> None:
         self._batches.clear()
         self._tasks.clear()
@@ -132,7 +145,7 @@ class ProcessDelivery:
             self._receive(self._patience(begun))
             if first.result is None and 0 < self._options.timeout <= time.monotonic() - begun:
                 raise WorkerError(
-                    f"no batch came within timeout={self._options.timeout:g} s: {self._crew.stuck(first)}; give more "
+                    f"no batch came within timeout={self._options.timeout:g} s: it is with {self._crew.stuck(first)}; give more "
                     f"time, or look what the transform waits for there"
                 )
             self._feed()
@@ -185,7 +198,7 @@ def _batches(result: Result | Future[list[Batch]]) -> list[Batch]:
     if isinstance(result, Future):
         return result.result()
     if isinstance(result, Failed):
-        raise by_name(result.error)(result.message)
+        raise result.raised()
     if isinstance(result, ExceptionWrapper):
         result.reraise()  # type: ignore[no-untyped-call]
     assert isinstance(result, list)

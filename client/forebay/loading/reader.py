@@ -51,4 +51,4 @@ def read(reader: Reader, chunk: Chunk) -> list[Batch] | Lost | Failed:
     except StillFilling as error:
         return Lost(chunk, str(error), gone=False)
     except ForebayError as error:
-        return Failed(type(error).__name__, str(error))
+        return Failed.of(error)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from forebay.loading.assembly import Assembly, Clock
+from forebay.loading.attempts import Attempt
 from forebay.loading.chunk import Batch, Chunk, Int64
 from forebay.loading.open_pieces import OpenPiece, OpenPieces
 from forebay.loading.places import shard_row
@@ -59,8 +60,12 @@ class Gathering:
 
     def __init__(self, chunk: Chunk, pieces: OpenPieces, opened: Mapping[int, OpenPiece]) -> None:
         self.chunk = chunk
-        self._opened = opened
+        self._pieces, self._opened = pieces, opened
         self._on_grid = pieces.on_grid(chunk.piece, chunk.row)
+
+    def of(self, chunk: Chunk) -> "Gathering":
+        """The rows of another chunk of the same pieces."""
+        return self if chunk is self.chunk else Gathering(chunk, self._pieces, self._opened)
 
     def column(self, column: Column, cut: slice) -> npt.NDArray[Any] | list[Any]:
         """An array [n, *shape] of a fixed-width column, else a list of n values."""
@@ -78,10 +83,9 @@ class Gathering:
             piece.reader.take(column.name, rows, out[into])
         return out
 
-    def samples(self, names: Sequence[str], cut: slice) -> list[dict[str, Any]]:
-        """One dict a sample."""
-        places = zip(self.chunk.piece[cut].tolist(), self.chunk.row[cut].tolist(), strict=True)
-        return [self._opened[piece].reader.sample(row, names) for piece, row in places]
+    def sample(self, names: Sequence[str], index: int) -> dict[str, Any]:
+        """One sample's dict."""
+        return self._opened[int(self.chunk.piece[index])].reader.sample(int(self.chunk.row[index]), names)
 
     def _runs(self, cut: slice) -> Iterator[tuple[OpenPiece, Int64, slice]]:
         """For each stretch of samples of one piece: the piece, the rows, and where in the cut they go."""
@@ -98,7 +102,7 @@ class StreamReader:
 
     def __init__(self, spec: StreamReaderSpec, *, is_closed: Callable[[], bool] = lambda: False) -> None:
         self._spec = spec
-        manifest = Manifest.open(spec.manifest_path)
+        self._manifest = manifest = Manifest.open(spec.manifest_path)
         columns = manifest.columns(list(spec.columns))
         self._pieces = OpenPieces(manifest, spec.columns, wait_seconds=spec.wait_seconds, is_closed=is_closed)
         self._assembly = spec.assembly
@@ -120,18 +124,25 @@ class StreamReader:
         for end, start, stop in zip(chunk.ends, bounds[:-1], bounds[1:], strict=True):
             clock.begin()
             begin_step(chunk.epoch, int(chunk.sample_id[start]))
-            data = self._batch(gathering, slice(start, stop), clock)
+            attempt = Attempt(
+                chunk, slice(start, stop), end, on_error=self._assembly.on_error, shard_row=self._shard_row
+            )
+            data = self._batch(gathering, attempt, clock)
             if in_place:
                 self._pieces.check_in_place(in_place)
-            yield Batch(data, end, stop - start, clock.take())
+            yield Batch(data, end, stop - start, clock.take(), attempt.skipped)
         self._pieces.pass_by(chunk.end)
 
     def close(self) -> None:
         """Unmaps everything."""
         self._pieces.close()
 
-    def _batch(self, gathering: Gathering, cut: slice, clock: Clock) -> Any:
-        batch = self._assembly.with_extras(self._source.batch(gathering, cut, clock), gathering.chunk, cut)
+    def _shard_row(self, piece: int, row: int) -> tuple[str, int]:
+        return shard_row(self._manifest, piece, row)
+
+    def _batch(self, gathering: Gathering, attempt: Attempt, clock: Clock) -> Any:
+        batch = self._source.batch(gathering, attempt, clock)
+        batch = self._assembly.with_extras(batch, attempt.chunk, attempt.cut)
         clock.lap("collate")
         if self._assembly.batch_transform is not None:
             batch = self._assembly.transformed(batch)
@@ -155,11 +166,31 @@ class Columnar:
     def __init__(self, columns: Mapping[str, Column]) -> None:
         self._columns = columns
 
-    def batch(self, gathering: Gathering, cut: slice, clock: Clock) -> dict[str, Any]:
+    def batch(self, gathering: Gathering, attempt: Attempt, clock: Clock) -> dict[str, Any]:
         """One step's dict of tensors and lists."""
-        gathered = {name: gathering.column(column, cut) for name, column in self._columns.items()}
+        failure = None
+        try:
+            gathered = self._gathered(gathering, attempt.cut)
+        except Exception as error:
+            failure = error
+        if failure is not None:
+            gathered = self._without_the_bad(gathering, attempt, failure)
         clock.lap("read")
         return {name: _batched(values) for name, values in gathered.items()}
+
+    def _gathered(self, gathering: Gathering, cut: slice) -> dict[str, Any]:
+        return {name: gathering.column(column, cut) for name, column in self._columns.items()}
+
+    def _without_the_bad(self, gathering: Gathering, attempt: Attempt, error: Exception) -> dict[str, Any]:
+        """Finds the rows that cannot be read, one by one, and gathers others in their place."""
+
+        def row(index: int) -> dict[str, Any]:
+            return self._gathered(gathering, slice(index, index + 1))
+
+        attempt.filled(attempt.each(row), row)
+        if not attempt.skipped:
+            raise error
+        return self._gathered(gathering.of(attempt.chunk), attempt.cut)
 
 
 class BySample:
@@ -171,21 +202,29 @@ class BySample:
         self._stream = SampleStream(spec.seed)
         self._with_rng = spec.transform is not None and takes_rng(spec.transform)
 
-    def batch(self, gathering: Gathering, cut: slice, clock: Clock) -> Any:
+    def batch(self, gathering: Gathering, attempt: Attempt, clock: Clock) -> Any:
         """One step's batch, as the collate function makes it; a single sample where there are no batches."""
-        samples: list[Any] = gathering.samples(self._names, cut)
+
+        def read(index: int) -> Any:
+            return gathering.sample(self._names, index)
+
+        samples = attempt.each(read)
         clock.lap("read")
         if self._transform is not None:
-            samples = self._transformed(self._transform, gathering.chunk, samples, cut)
+            transformed = self._transformer(self._transform, gathering.chunk, attempt.cut)
+            first = attempt.cut.start
+            samples = attempt.each(lambda index: transformed(index, samples[index - first]))
+            samples = attempt.filled(samples, lambda index: transformed(index, read(index)))
             clock.lap("transform")
+        else:
+            samples = attempt.filled(samples, read)
         return self._assembly.collated(samples)
 
-    def _transformed(self, transform: Callable[..., Any], chunk: Chunk, samples: list[Any], cut: slice) -> list[Any]:
-        call = self._stream.call
-        return [
-            call(transform, sample, chunk.epoch, sample_id, with_rng=self._with_rng)
-            for sample, sample_id in zip(samples, chunk.sample_id[cut].tolist(), strict=True)
-        ]
+    def _transformer(self, transform: Callable[..., Any], chunk: Chunk, cut: slice) -> Callable[[int, Any], Any]:
+        """The transform, called with a sample's index in the chunk and the sample."""
+        call, epoch, with_rng = self._stream.call, chunk.epoch, self._with_rng
+        ids, first = chunk.sample_id[cut].tolist(), cut.start
+        return lambda index, sample: call(transform, sample, epoch, ids[index - first], with_rng=with_rng)
 
 
 def _batched(values: npt.NDArray[Any] | list[Any]) -> Any:

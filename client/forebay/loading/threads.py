@@ -7,6 +7,7 @@ from forebay.loading.chunk import Batch, Chunk, Closed
 from forebay.loading.delivery import leased
 from forebay.loading.lookahead import Lookahead
 from forebay.loading.reader import Reader, ReaderSpec
+from forebay.loading.waits import Reading, whereabouts
 
 
 class ThreadDelivery:
@@ -27,6 +28,12 @@ class ThreadDelivery:
             self._batches.extend(self._crew.next())
         return self._batches.popleft()
 
+    def is_ready(self) -> bool:
+        return bool(self._batches) or (self._crew is not None and self._crew.is_ready())
+
+    def reading(self) -> Reading:
+        return Reading(None, "nobody") if self._crew is None else self._crew.reading()
+
     def close(self) -> None:
         self._batches.clear()
         if self._crew is not None:
@@ -44,6 +51,8 @@ class _Crew:
         self._taken = 0
         self._results: dict[int, list[Batch] | BaseException] = {}
         self._closing = False
+        #: What each thread reads, or read last, and the number of that chunk.
+        self._chunks: dict[int, tuple[int, Chunk]] = {}
         self._threads = [
             threading.Thread(target=self._run, args=(number,), name=f"forebay-reader-{number}", daemon=True)
             for number in range(count)
@@ -60,6 +69,15 @@ class _Crew:
         self._taken += 1
         return result
 
+    def is_ready(self) -> bool:
+        return self._taken in self._results
+
+    def reading(self) -> Reading:
+        number = self._taken % self._count
+        sequence, chunk = self._chunks.get(number, (None, None))
+        thread = self._threads[number]
+        return Reading(chunk if sequence == self._taken else None, f"thread {thread.name}, {whereabouts(thread.ident)}")
+
     def close(self) -> None:
         with self._condition:
             self._closing = True
@@ -74,6 +92,7 @@ class _Crew:
             reader = self._spec.reader(is_closed=self._lookahead.is_closed)
             while True:
                 chunk = self._pull(sequence)
+                self._chunks[number] = sequence, chunk
                 self._hand_in(sequence, self._read(reader, chunk))
                 sequence += self._count
         except Closed:
