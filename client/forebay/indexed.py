@@ -20,7 +20,8 @@ from forebay.progress import Identity
 from forebay.topology import Ranks
 from forebay_core.errors import ConfigurationError
 
-_AHEAD = Depth(steps=4, chunk_steps=1)
+_PLANNED = Depth(steps=64, chunk_steps=32)
+"""Steps are planned together and read one by one, each when the trainer asks for it."""
 
 
 class IndexedDataset(Ordered):
@@ -78,7 +79,7 @@ class IndexedDataset(Ordered):
         return Feed(order, NoLeases, piece_bytes=np.zeros(0, dtype=np.int64))
 
     def _depth(self, split: Split) -> Depth:
-        return _AHEAD
+        return _PLANNED
 
     def _reader_spec(self, assembly: Assembly) -> IndexedReaderSpec:
         return IndexedReaderSpec(self.dataset, self.seed, assembly)
