@@ -1,13 +1,16 @@
-"""How near to a plain numpy gather is the loader, once the tokens are in the local cache?
+"""How near to a plain numpy gather is the loader, and how far from other loaders, once the tokens are in the local cache?
 
 Batches of 64 × 2048 int32 from one token file, whose pieces the daemon has copied into its cache. The limit gathers the
 same rows of the same epochs, batch by batch, from the mapped file into a new array, with no order to compute, no thread
-to hand over and no other process: what any loader does at the least.
+to hand over and no other process: what any loader does at the least. The other loaders (`benchmarks.peers`) read the
+same samples from files of their own writers, in process, shuffled, each in a process of its own that has proved that it
+reads every sample; all take turns. A turn of ours is a whole epoch with its start, a turn of theirs leaves the first
+batch out.
 """
 
 import argparse
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -15,12 +18,19 @@ import numpy as np
 import numpy.typing as npt
 
 import forebay
+from benchmarks.contenders import PEERS_ENVIRONMENT, Kind, Running, running
 from benchmarks.daemon import daemon
-from benchmarks.shape import Report, interleaved, main, measured, summarised
+from benchmarks.peers.program import BATCH, SEQUENCE, rates
+from benchmarks.shape import Report, Target, describe_machine, interleaved, main, measured, summarised
 from forebay.order import Split
 
-SEQUENCE, BATCH = 2048, 64
-QUESTION = "How near to a plain numpy gather from the mapped file are batches of 64 x 2048 int32 in the local cache?"
+QUESTION = (
+    "How near to a plain numpy gather from the mapped file, and how far from other loaders, are batches of "
+    "64 x 2048 int32 in the local cache?"
+)
+TARGETS = {"best_peer": Target(at_least=4)}
+
+Results = Sequence[Mapping[str, float]]
 
 
 class PlainGather:
@@ -35,7 +45,7 @@ class PlainGather:
         with measured() as usage:
             for rows in batches:
                 np.take(self._rows, rows, axis=0)
-        return _rates(usage.wall_seconds, usage.cpu_seconds, sum(map(len, batches)))
+        return rates(usage.wall_seconds, usage.cpu_seconds, sum(map(len, batches)))
 
     def _batches(self, epoch: int) -> list[npt.NDArray[np.int64]]:
         split = Split(1, BATCH, "even")
@@ -58,19 +68,10 @@ class Loaded:
         assert self.loader.epoch == epoch, "the limit must gather what is read here"
         with measured() as usage:
             samples = self._consume()
-        return _rates(usage.wall_seconds, usage.cpu_seconds, samples)
+        return rates(usage.wall_seconds, usage.cpu_seconds, samples)
 
     def _consume(self) -> int:
         return sum(len(batch["tokens"]) for batch in self.loader)
-
-
-def _rates(wall_seconds: float, cpu_seconds: float, samples: int) -> Mapping[str, float]:
-    gigabytes = samples * SEQUENCE * 4 / 1e9
-    return {
-        "samples_per_second": samples / wall_seconds,
-        "gigabytes_per_second": gigabytes / wall_seconds,
-        "cpu_seconds_per_gigabyte": cpu_seconds / gigabytes,
-    }
 
 
 def benchmark(options: argparse.Namespace) -> Report:
@@ -79,37 +80,64 @@ def benchmark(options: argparse.Namespace) -> Report:
         path = directory / "tokens.bin"
         size = options.megabytes * 2**20
         np.random.default_rng(0).integers(0, 2**15, size // 4, dtype=np.int32).tofile(path)
-        with daemon(directory, "--read-in-place", "never", "--capacity", str(2 * size + 2**30)) as node:
-            return _compare(path, node.address, options.repeats)
+        with (
+            daemon(directory, "--read-in-place", "never", "--capacity", str(2 * size + 2**30)) as node,
+            running(options.peers, path, directory / "contenders") as others,
+        ):
+            return _compare(path, node.address, others, options.repeats)
 
 
-def _compare(path: Path, address: str, repeats: int) -> Report:
+def _compare(path: Path, address: str, others: Sequence[Running], repeats: int) -> Report:
     ours, workers = Loaded(path, address, 0), Loaded(path, address, 2)
     plain = PlainGather(path, ours.dataset._open().order)
-    results = interleaved(
-        {
-            "plain numpy gather": lambda repeat: plain.epoch(repeat + 1),
-            "forebay in process": lambda repeat: ours.epoch(repeat + 1),
-            "forebay with 2 workers": lambda repeat: workers.epoch(repeat + 1),
-        },
-        repeats,
-    )
+    own = {
+        "plain numpy gather": lambda repeat: plain.epoch(repeat + 1),
+        "forebay in process": lambda repeat: ours.epoch(repeat + 1),
+        "forebay with 2 workers": lambda repeat: workers.epoch(repeat + 1),
+    }
+    results = interleaved({**own, **{other.contender.name: other.measure for other in others}}, repeats)
     ours.loader.close()
     workers.loader.close()
-    limit, in_process, with_workers = ([r["samples_per_second"] for r in rows] for rows in results.values())
+    rows = [summarised(name, results[name]) for name in own]
+    rows += [other.row(results[other.contender.name]) for other in others]
+    versions = {name: version for other in others for name, version in sorted(other.versions.items())}
     return Report(
         QUESTION,
-        [summarised(name, rows) for name, rows in results.items()],
-        {
-            "limit": median(ours / most for ours, most in zip(in_process, limit, strict=True)),
-            "workers": median(theirs / most for theirs, most in zip(with_workers, limit, strict=True)),
-        },
+        rows,
+        ratios(results, others),
+        TARGETS,
+        {**describe_machine(), "peers": versions},
     )
+
+
+def ratios(results: Mapping[str, Results], others: Sequence[Running]) -> Mapping[str, float]:
+    """Ours over the limits and the best of each kind of contender: medians over the repeats."""
+    in_process = results["forebay in process"]
+    found = {
+        "limit": _faster(in_process, results["plain numpy gather"]),
+        "workers": _faster(results["forebay with 2 workers"], results["plain numpy gather"]),
+    }
+    kinds: Mapping[str, Kind] = {"best_peer": "peer", "best_peer_by_hand": "by hand", "best_map_style": "limit"}
+    for name, kind in kinds.items():
+        theirs = [
+            _faster(in_process, results[other.contender.name])
+            for other in others
+            if other.contender.kind == kind and other.failure is None
+        ]
+        if theirs:
+            found[name] = min(theirs)
+    return found
+
+
+def _faster(ours: Results, theirs: Results) -> float:
+    pairs = zip(ours, theirs, strict=True)
+    return median(our["samples_per_second"] / their["samples_per_second"] for our, their in pairs)
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--megabytes", type=int, default=512, help="size of the token file")
     parser.add_argument("--directory", default=None, help="where the file and the cache go (default: the system's)")
+    parser.add_argument("--peers", type=Path, default=PEERS_ENVIRONMENT, help="environment of requirements-peers.txt")
 
 
 if __name__ == "__main__":
