@@ -100,7 +100,7 @@ def replayed_timing() -> Turn:
         stages = []
         for name in ("remote_wait", "read", "transform", "collate"):
             now = time.monotonic()
-            stages.append(Stage(name, at, now))  # type: ignore[arg-type]
+            stages.append(Stage(name, at, now))
             at = now
         kept.append(time_batch(stages, blocked_from, time.monotonic(), step=step, samples=BATCH, at=time.time()))
     return {"timing_seconds_per_batch": (time.process_time() - cpu) / REPLAYS}

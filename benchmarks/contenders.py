@@ -63,6 +63,12 @@ class Running:
         self._log = directory.with_name(directory.name + ".log")
         self._process: subprocess.Popen[str] | None = None
 
+    @property
+    def process_id(self) -> int:
+        """Of the process; it must have been started."""
+        assert self._process is not None
+        return self._process.pid
+
     def prepare(self) -> None:
         """Starts it, has it write the samples, and waits until it has proved that it reads them."""
         if not self._python.exists():

@@ -76,7 +76,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Report:
-    """The answer to a question. `ratios` are the numbers that issues and the README quote, `targets` those they hold."""
+    """The answer to a question. `ratios` are the numbers that issues and the README quote, `targets` their bounds."""
 
     question: str
     rows: Sequence[Row]
@@ -99,7 +99,9 @@ class Report:
     def verdicts(self) -> list[str]:
         """One line for each ratio and each target."""
         lines = [f"{name}: {value:.4g}{self._verdict(name)}" for name, value in self.ratios.items()]
-        return lines + [f"{name}: not measured{self._verdict(name)}" for name in self.targets.keys() - self.ratios.keys()]
+        return lines + [
+            f"{name}: not measured{self._verdict(name)}" for name in self.targets.keys() - self.ratios.keys()
+        ]
 
     def _verdict(self, name: str) -> str:
         if name not in self.targets:

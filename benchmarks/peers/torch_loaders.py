@@ -33,7 +33,8 @@ class MappedTokens(Dataset[torch.Tensor]):
         return torch.from_numpy(np.take(self._rows, indices, axis=0))
 
 
-def _as_it_is(batch: Any) -> Any:
+def as_it_is(batch: Any) -> Any:
+    """Collates what is a batch already."""
     return batch
 
 
@@ -43,7 +44,7 @@ def _link(tokens: Path, directory: Path) -> None:
 
 def _read(loader: Any, directory: Path) -> Epoch:
     dataset = MappedTokens(directory / "tokens.bin")
-    made: Iterable[Any] = loader(dataset, BATCH, shuffle=True, collate_fn=_as_it_is)
+    made: Iterable[Any] = loader(dataset, BATCH, shuffle=True, collate_fn=as_it_is)
     return lambda _: made
 
 
