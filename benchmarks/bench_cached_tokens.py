@@ -104,8 +104,8 @@ def benchmark(options: argparse.Namespace) -> Report:
         size = options.megabytes * 2**20
         np.random.default_rng(0).integers(0, 2**15, size // 4, dtype=np.int32).tofile(path)
         with (
-            daemon(directory, "--read-in-place", "never", "--capacity", str(2 * size + 2**30)) as node,
             running(options.peers, path, directory / "contenders") as others,
+            daemon(directory, "--read-in-place", "never", "--capacity", str(2 * size + 2**30)) as node,
         ):
             return _compare(path, node.address, others, options.repeats)
 
