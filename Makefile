@@ -4,12 +4,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 PROTOS_INSTALLED := .venv-protos/.installed
+PEERS_INSTALLED := .venv-peers/.installed
+# `make bench PEERS=1` makes the other loaders' environment first; without it they are reported as not installed.
+PEERS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench protos clean
+.PHONY: help install demo test lint format bench bench-peers-env protos clean
 
 help: ## Say what the targets do
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(INSTALLED) ## Make .venv with forebay, its extras and the tools, at the versions of constraints.txt
 
@@ -29,10 +32,12 @@ format: $(INSTALLED) ## Format the code and apply the safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(INSTALLED) ## Run every benchmark and keep what it measured in benchmarks/results/
+bench: $(INSTALLED) $(if $(PEERS),$(PEERS_INSTALLED)) ## Run every benchmark and keep what it measured in benchmarks/results/
 	@set -e; for file in benchmarks/bench_*.py; do \
 		$(BIN)/python -m "benchmarks.$$(basename "$$file" .py)" --save; \
 	done
+
+bench-peers-env: $(PEERS_INSTALLED) ## Make .venv-peers with the loaders that the benchmarks compare with (several GB)
 
 protos: $(PROTOS_INSTALLED) ## Generate the code beside the .proto files
 	.venv-protos/bin/python -m grpc_tools.protoc -I protos \
@@ -55,6 +60,12 @@ endef
 $(INSTALLED): pyproject.toml constraints.txt
 	$(new_environment)
 	$(BIN)/python -m pip install -e ".[torch,mlflow,tokenizers]" --group dev -c constraints.txt
+	@touch $@
+
+$(PEERS_INSTALLED): benchmarks/requirements-peers.txt benchmarks/requirements-peers-alone.txt
+	$(new_environment)
+	.venv-peers/bin/python -m pip install -r benchmarks/requirements-peers.txt
+	.venv-peers/bin/python -m pip install --no-deps -r benchmarks/requirements-peers-alone.txt
 	@touch $@
 
 $(PROTOS_INSTALLED): pyproject.toml

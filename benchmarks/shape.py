@@ -57,12 +57,31 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Target:
+    """What a ratio is to be: `at_least` and `at_most` are bounds that still meet it."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def met(self, value: float | None) -> bool | None:
+        """Whether a ratio meets it; None where there is none."""
+        if value is None:
+            return None
+        return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
+
+    def __str__(self) -> str:
+        bounds = {"at least": self.at_least, "at most": self.at_most}
+        return " and ".join(f"{words} {bound:g}" for words, bound in bounds.items() if bound is not None)
+
+
+@dataclass(frozen=True)
 class Report:
-    """The answer to a question. `ratios` are the numbers that issues and the README quote."""
+    """The answer to a question. `ratios` are the numbers that issues and the README quote, `targets` their bounds."""
 
     question: str
     rows: Sequence[Row]
     ratios: Mapping[str, float]
+    targets: Mapping[str, Target] = field(default_factory=dict)
     machine: Mapping[str, Any] = field(default_factory=describe_machine)
 
     def as_dict(self) -> dict[str, Any]:
@@ -71,7 +90,24 @@ class Report:
             "machine": dict(self.machine),
             "rows": [row.as_dict() for row in self.rows],
             "ratios": dict(self.ratios),
+            "targets": {
+                name: {"target": str(target), "met": target.met(self.ratios.get(name))}
+                for name, target in self.targets.items()
+            },
         }
+
+    def verdicts(self) -> list[str]:
+        """One line for each ratio and each target."""
+        lines = [f"{name}: {value:.4g}{self._verdict(name)}" for name, value in self.ratios.items()]
+        return lines + [
+            f"{name}: not measured{self._verdict(name)}" for name in self.targets.keys() - self.ratios.keys()
+        ]
+
+    def _verdict(self, name: str) -> str:
+        if name not in self.targets:
+            return ""
+        words = {True: "pass", False: "MISS", None: "no verdict"}
+        return f" (target: {self.targets[name]}; {words[self.targets[name].met(self.ratios.get(name))]})"
 
 
 @dataclass
@@ -146,7 +182,7 @@ def _for_people(report: Report) -> str:
             f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}" for key, value in row.values.items()
         )
         lines.append(f"  {row.name}: {numbers}")
-    return "\n".join([*lines, *(f"{name}: {value:.4g}" for name, value in report.ratios.items())])
+    return "\n".join([*lines, *report.verdicts()])
 
 
 def _cpu_seconds() -> float:

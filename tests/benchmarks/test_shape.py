@@ -3,10 +3,14 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from benchmarks.shape import Report, describe_machine, interleaved, measured, summarised
+import benchmarks
+from benchmarks.shape import Report, Target, describe_machine, interleaved, measured, summarised
+
+BENCHMARKS = sorted(path.stem for path in Path(benchmarks.__file__).parent.glob("bench_*.py"))
 
 
 def test_repeats_are_interleaved_so_that_all_variants_share_the_machines_moods() -> None:
@@ -32,11 +36,30 @@ def test_a_row_has_the_median_and_its_spread() -> None:
     }
 
 
-def test_a_report_is_one_object_of_question_machine_rows_and_ratios() -> None:
-    report = Report("How fast?", [summarised("ours", [{"seconds": 1.0}])], {"limit": 0.5})
+def test_a_report_is_one_object_of_question_machine_rows_ratios_and_targets() -> None:
+    report = Report("How fast?", [summarised("ours", [{"seconds": 1.0}])], {"limit": 0.5}, {"limit": Target(0.4)})
     printed = json.loads(json.dumps(report.as_dict()))
-    assert list(printed) == ["question", "machine", "rows", "ratios"]
+    assert list(printed) == ["question", "machine", "rows", "ratios", "targets"]
     assert printed["ratios"] == {"limit": 0.5}
+    assert printed["targets"] == {"limit": {"target": "at least 0.4", "met": True}}
+
+
+def test_a_target_is_met_up_to_its_bounds_and_no_further() -> None:
+    between = Target(at_least=0.99, at_most=1.01)
+    assert [between.met(value) for value in (0.98, 0.99, 1.0, 1.01, 1.02)] == [False, True, True, True, False]
+    assert str(between) == "at least 0.99 and at most 1.01"
+
+
+def test_people_are_told_which_targets_are_met_missed_and_not_measured() -> None:
+    targets = {"fast": Target(at_least=4), "small": Target(at_most=2), "absent": Target(at_least=1)}
+    report = Report("How?", [], {"fast": 3.0, "small": 2.0, "other": 1.0}, targets)
+    assert report.verdicts() == [
+        "fast: 3 (target: at least 4; MISS)",
+        "small: 2 (target: at most 2; pass)",
+        "other: 1",
+        "absent: not measured (target: at least 1; no verdict)",
+    ]
+    assert report.as_dict()["targets"]["absent"]["met"] is None
 
 
 def test_the_machine_is_described_without_its_name() -> None:
@@ -56,7 +79,7 @@ def test_measured_counts_wall_clock_and_the_cpu_of_awaited_children() -> None:
     assert usage.wall_seconds >= 0.25
 
 
-@pytest.mark.parametrize("name", ["bench_cached_tokens", "bench_resume"])
+@pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_takes_the_common_options(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", "--help"], check=True, capture_output=True, text=True, timeout=60
