@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from forebay.loading.chunk import Batch, Chunk, Failed, Lost
 from forebay.loading.delivery import leased
@@ -90,7 +90,7 @@ class ProcessDelivery:
                 collate_fn=_as_it_is,
                 pin_memory=options.pin_memory,
                 timeout=options.timeout,
-                worker_init_fn=options.worker_init_fn,
+                worker_init_fn=_Beginning(options.worker_init_fn),
                 multiprocessing_context=options.multiprocessing_context,
                 generator=options.generator or _generator(self._spec.seed),
                 prefetch_factor=options.prefetch_factor,
@@ -137,7 +137,10 @@ class _Plans(Sampler[Chunk | None]):
 
 
 class _Chunks(Dataset[Result]):
-    """What torch takes for a map-style dataset. Its reader is made in the worker that first reads."""
+    """What torch takes for a map-style dataset. Its reader is made in the worker that first reads.
+
+    To the user's code a worker's dataset is their own.
+    """
 
     def __init__(self, spec: ReaderSpec, trainer: int) -> None:
         self._spec = spec
@@ -155,11 +158,30 @@ class _Chunks(Dataset[Result]):
             self._reader = self._spec.reader()
         return read(self._reader, chunk)
 
+    @property
+    def users(self) -> Any:
+        """What the user's code takes for this worker's dataset; None where it has none to know."""
+        return self._spec.dataset
+
     def __len__(self) -> int:
         return 2**62
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_spec": self._spec, "_trainer": self._trainer, "_reader": None, "_is_watching": False}
+
+
+@dataclass(frozen=True)
+class _Beginning:
+    """What a worker does first: it shows the user's dataset to their code, and calls their `worker_init_fn`."""
+
+    worker_init_fn: Callable[[int], None] | None
+
+    def __call__(self, worker_id: int) -> None:
+        info = get_worker_info()
+        if info is not None and isinstance(info.dataset, _Chunks):
+            object.__setattr__(info, "dataset", info.dataset.users)  # a WorkerInfo refuses to be set
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker_id)
 
 
 def _end_with(trainer: int) -> None:
