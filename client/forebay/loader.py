@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Sampler, default_convert
+from torch.utils.data import Sampler, default_collate, default_convert
 
 from forebay.adoption import BATCH_SIZE, Wanted, adopt, settle
 from forebay.iteration import EpochIterator, Playback
@@ -114,12 +114,14 @@ class DataLoader(TorchDataLoader[Any]):
                 warnings.filterwarnings("ignore", message="This DataLoader will create")  # of processes
             super().__init__(
                 dataset,
-                batch_size=batch_size,
+                batch_size=1 if batch_sampler is not None else batch_size,
                 shuffle=None if ordered is dataset else bool(shuffle),
+                sampler=sampler,
+                batch_sampler=batch_sampler,
                 num_workers=num_workers,
                 collate_fn=collate_fn,
                 pin_memory=pin_memory,
-                drop_last=drop_last and batch_size is not None,
+                drop_last=drop_last and global_batch_size is None,
                 timeout=timeout,
                 worker_init_fn=worker_init_fn,
                 multiprocessing_context=multiprocessing_context,
@@ -130,10 +132,11 @@ class DataLoader(TorchDataLoader[Any]):
             )
         settle(ordered, wanted)
         self._ordered = ordered
+        self._rank_batch = batch_size
         batched = batch_size is not None or global_batch_size is not None
         self._assembly = replace(
             assembly,
-            collate_fn=collate_fn or (None if batched else default_convert),
+            collate_fn=_own_collate(collate_fn, batched),
             extras=ordered.extras,
             batched=batched,
         )
@@ -160,7 +163,7 @@ class DataLoader(TorchDataLoader[Any]):
     @property
     def remaining(self) -> int:
         """Steps left in that epoch."""
-        return self._split().steps(self._ordered.samples, self.position)
+        return self._ordered._steps(self._split(), self.position)
 
     @property
     def timings(self) -> list[BatchTiming]:
@@ -169,7 +172,7 @@ class DataLoader(TorchDataLoader[Any]):
 
     def __len__(self) -> int:
         """Steps of a whole epoch, exactly, and the same on every rank."""
-        return self._split().steps(self._ordered.samples)
+        return self._ordered._steps(self._split())
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that is iterated next; the present epoch keeps its position."""
@@ -192,6 +195,13 @@ class DataLoader(TorchDataLoader[Any]):
         return self._ordered._iterate(
             self._playback, split, self._delivery, depth=self._depth(split), owner=self, report_to=self.report_to
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_playback"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._playback = Playback(self)
 
     def close(self) -> None:
         """Ends workers, threads and the daemon session. Iterating again starts them anew."""
@@ -224,4 +234,12 @@ class DataLoader(TorchDataLoader[Any]):
         return Depth(steps=(self.prefetch_factor or _TORCH_PREFETCH_FACTOR) * self.num_workers + 2, chunk_steps=1)
 
     def _split(self) -> Split:
-        return self._ordered._split(self.batch_size, self.global_batch_size)
+        return self._ordered._split(self._rank_batch, self.global_batch_size)
+
+
+def _own_collate(collate_fn: Callable[[Any], Any] | None, batched: bool) -> Callable[[Any], Any] | None:
+    """A function for `Assembly`: None for torch's own, which whoever rebuilds a loader from its attributes passes."""
+    theirs = default_collate if batched else default_convert
+    if collate_fn is None or collate_fn is theirs:
+        return None if batched else default_convert
+    return collate_fn

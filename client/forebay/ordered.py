@@ -88,11 +88,11 @@ class Ordered(ABC):
     @property
     def remaining(self) -> int:
         """Steps left in the epoch."""
-        return self._split(self.batch_size).steps(self.samples, self.position)
+        return self._steps(self._split(self.batch_size), self.position)
 
     def __len__(self) -> int:
         """Steps of a whole epoch: batches of `batch_size`, or samples of this rank where none is given."""
-        return self._split(self.batch_size).steps(self.samples)
+        return self._steps(self._split(self.batch_size))
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that is iterated next; the present epoch keeps its position."""
@@ -141,6 +141,7 @@ class Ordered(ABC):
         report_to: ReportTo = None,
     ) -> EpochIterator:
         """The rest of the epoch, over the machinery that `playback` has running or that is started for it."""
+        self._prepare(split)
         identity = self._identity()
 
         def start() -> Readout:
@@ -153,6 +154,13 @@ class Ordered(ABC):
 
     def _in_process(self, assembly: Assembly, *, pin: bool = False) -> Delivery:
         return AheadDelivery(self._reader_spec(assembly), pin=pin, ahead=self.reads_ahead)
+
+    def _prepare(self, split: Split) -> None:  # noqa: B027 - most have nothing to prepare
+        """An iteration is about to begin: the last chance to say where, and what its epoch is."""
+
+    def _steps(self, split: Split, position: int = 0) -> int:
+        """The steps from a position to the end of the epoch."""
+        return split.steps(self.samples, position)
 
     def _topology(self) -> Topology:
         return self._ranks.resolve(os.environ)

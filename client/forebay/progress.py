@@ -61,10 +61,16 @@ class Progress:
         self.moves = 0
         self._loaded = False
 
-    def begin(self) -> tuple[int, int]:
-        """An iteration starts: where? An iteration that was left in mid-epoch is followed by the next epoch."""
+    @property
+    def upcoming(self) -> tuple[int, int]:
+        """Epoch and position where the next iteration begins: one left in mid-epoch is followed by the next epoch."""
         if self.position > 0 and not self.resuming:
-            self.epoch, self.position = self.epoch + 1, 0
+            return self.epoch + 1, 0
+        return self.epoch, self.position
+
+    def begin(self) -> tuple[int, int]:
+        """An iteration starts; says where."""
+        self.epoch, self.position = self.upcoming
         self.resuming = self._loaded = False
         self.moves += 1
         return self.epoch, self.position

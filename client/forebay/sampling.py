@@ -27,14 +27,16 @@ class SampleStream:
     def __init__(self, seed: int) -> None:
         self._key = np.array([seed_digest(seed), SAMPLE_DOMAIN], dtype=np.uint64)
 
-    def generator(self, epoch: int, sample_id: int) -> np.random.Generator:
-        """A fresh generator for this sample in this epoch."""
-        counter = np.array([0, 0, sample_id, epoch], dtype=np.uint64)
+    def generator(self, epoch: int, sample_id: int, draw: int = 0) -> np.random.Generator:
+        """A fresh generator for this sample in this epoch; `draw` tells the times apart that an epoch has it."""
+        counter = np.array([0, draw, sample_id, epoch], dtype=np.uint64)
         return np.random.Generator(np.random.Philox(counter=counter, key=self._key))
 
-    def call(self, function: Callable[..., Any], sample: Any, epoch: int, sample_id: int, *, with_rng: bool) -> Any:
+    def call(
+        self, function: Callable[..., Any], sample: Any, epoch: int, sample_id: int, *, with_rng: bool, draw: int = 0
+    ) -> Any:
         """`function(sample)`, with the sample's generator within its reach."""
-        _current.stream, _current.at, _current.generator = self, (epoch, sample_id), None
+        _current.stream, _current.at, _current.generator = self, (epoch, sample_id, draw), None
         try:
             return function(sample, rng=sample_rng()) if with_rng else function(sample)
         finally:

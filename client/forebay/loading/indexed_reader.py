@@ -17,11 +17,15 @@ from forebay.sampling import SampleStream
 
 @dataclass(frozen=True)
 class IndexedReaderSpec:
-    """Makes readers of `dataset`; the chunks' rows are its indices."""
+    """Makes readers of `dataset`; the chunks' rows are its indices.
+
+    repeats: an epoch may have an index several times, each with random numbers of its own.
+    """
 
     dataset: Any
     seed: int
     assembly: Assembly = field(default_factory=Assembly)
+    repeats: bool = False
 
     def reader(self, *, is_closed: Callable[[], bool] = lambda: False) -> "IndexedReader":
         """A reader for this thread; nothing that it does waits."""
@@ -36,6 +40,7 @@ class IndexedReader:
         self._assembly = spec.assembly
         self._stream = SampleStream(spec.seed)
         self._many = _reads_many(spec.dataset)
+        self._repeats = spec.repeats
 
     def batches(self, chunk: Chunk) -> Iterator[Batch]:
         """The chunk's batches, each read when asked for."""
@@ -61,8 +66,11 @@ class IndexedReader:
         if self._many is not None:
             samples: list[Any] = self._many(indices)
             return samples
-        get, call = self._dataset.__getitem__, self._stream.call
-        return [call(get, index, chunk.epoch, index, with_rng=False) for index in indices]
+        get, call, epoch = self._dataset.__getitem__, self._stream.call, chunk.epoch
+        if not self._repeats:
+            return [call(get, index, epoch, index, with_rng=False) for index in indices]
+        draws = zip(indices, chunk.position[cut].tolist(), strict=True)
+        return [call(get, index, epoch, index, with_rng=False, draw=position) for index, position in draws]
 
 
 def _reads_many(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
