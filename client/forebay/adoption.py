@@ -1,8 +1,9 @@
 """Makes something `Ordered` of whatever dataset a loader is given, or says why it cannot be loaded exactly.
 
 A `forebay` dataset has its order already: what the loader was given must agree with it. Any other dataset with
-`dataset[index]` gets an order of its own, or the one that its sampler comes to. `adopt` changes nothing; `settle` then
-sets on the dataset, which the loader shares, what only the loader was told.
+`dataset[index]` gets an order of its own, or the one that its sampler comes to. An iterable that keeps its own position
+is delegated to. `adopt` changes nothing; `settle` then sets on the dataset, which the loader shares, what only the
+loader was told.
 """
 
 import os
@@ -12,6 +13,7 @@ from typing import Any, Literal, cast
 
 from torch.utils.data import IterableDataset
 
+from forebay.delegated import DelegatedDataset, is_stateful
 from forebay.indexed import IndexedDataset
 from forebay.listed import ListedDataset, SampledDataset
 from forebay.order.options import Shuffle
@@ -47,6 +49,7 @@ class Wanted:
     ranks: Ranks = field(default_factory=Ranks)
     extras: tuple[str, ...] | None = None
     address: str | None = None
+    processes: int = 0
 
     def batch_size_beside(self, theirs: int | None) -> int | None:
         """The batch size of a rank; None where the global one decides, or where samples come one by one."""
@@ -72,25 +75,54 @@ class Wanted:
         return theirs if wanted is None else wanted
 
 
-def adopt(dataset: object, wanted: Wanted) -> Ordered:
-    """The order of a dataset. Raises `ConfigurationError` for what cannot be."""
+def adopt(dataset: object, wanted: Wanted) -> Ordered | DelegatedDataset:
+    """The order of a dataset, or its own. Raises `ConfigurationError` for what cannot be."""
     if isinstance(dataset, Ordered):
         return _agreed(dataset, wanted)
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        raise ConfigurationError(
-            f"forebay.DataLoader loads a forebay.StreamingDataset or a map-style dataset (__len__ and __getitem__), "
-            f"not {type(dataset).__name__}: a plain iterable has no position to come back to"
-        )
-    return _indexed(dataset, wanted)
+    if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__getitem__"):
+        return _indexed(dataset, wanted)
+    if hasattr(dataset, "__iter__") and is_stateful(dataset):
+        return _delegated(dataset, wanted)
+    raise ConfigurationError(
+        f"forebay.DataLoader loads a forebay.StreamingDataset, a map-style dataset (__len__ and __getitem__) or an "
+        f"iterable that can say and take its own position (state_dict and load_state_dict, as torchdata has them): "
+        f"{type(dataset).__name__} is none of them; define these two methods"
+    )
 
 
-def settle(ordered: Ordered, wanted: Wanted) -> None:
+def settle(ordered: Ordered | DelegatedDataset, wanted: Wanted) -> None:
     """Sets what only the loader was told, once nothing can be refused any more."""
+    if isinstance(ordered, DelegatedDataset):
+        return
     ordered.tail = wanted.tail_beside(ordered.tail)
     ordered._ranks = ordered._ranks if wanted.ranks == Ranks() else wanted.ranks
     ordered.extras = ordered.extras or wanted.extras or ()
     if wanted.address is not None:
         cast("Any", ordered).address = wanted.address
+
+
+def _delegated(dataset: Any, wanted: Wanted) -> DelegatedDataset:
+    """A dataset with an order of its own can be told nothing of it."""
+    told = {
+        "shuffle": bool(wanted.shuffle),
+        "sampler": wanted.sampler is not None,
+        "batch_sampler": wanted.batch_sampler is not None,
+        "seed": wanted.seed is not None,
+        "tail": wanted.tail not in (None, "even"),
+        "rank, world_size, device_mesh or process_group": wanted.ranks != Ranks(),
+        "extras": bool(wanted.extras),
+        "global_batch_size": wanted.global_batch_size is not None,
+        "address": wanted.address is not None,
+    }
+    unfit = [name for name, is_told in told.items() if is_told]
+    if unfit:
+        raise ConfigurationError(
+            f"{', '.join(unfit)}: {type(dataset).__name__} keeps its own order and position and shares itself out, so "
+            f"the loader cannot; leave it out, and tell the dataset"
+        )
+    return DelegatedDataset(
+        dataset, batch_size=wanted.batch_size_beside(None), drop_last=wanted.drop_last, processes=wanted.processes
+    )
 
 
 def _indexed(dataset: Any, wanted: Wanted) -> IndexedDataset:

@@ -7,7 +7,7 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from forebay.loading.engine import Engine
 from forebay.order import RankOrder
@@ -20,17 +20,17 @@ KEPT_TIMINGS = 10_000
 _log = logging.getLogger("forebay")
 
 
-class Readout:
-    """An engine bound to the position that it moves, and to those who are told of each batch's timing."""
+class Reports:
+    """Those who are told of each batch's timing: whoever asks for the latest, and the active run."""
 
-    def __init__(self, engine: Engine, progress: Progress, order: RankOrder) -> None:
-        self._order = order
-        self.timings: deque[BatchTiming] = deque(maxlen=KEPT_TIMINGS)
-        #: Counts the iterations; an iterator of an earlier one has ended.
-        self.iteration = 0
-        self._engine = engine
-        self._progress = progress
+    def __init__(self) -> None:
+        self._timings: deque[BatchTiming] = deque(maxlen=KEPT_TIMINGS)
         self._reporter: MlflowReporter | None = None
+
+    @property
+    def timings(self) -> list[BatchTiming]:
+        """Of the latest batches, oldest first."""
+        return list(self._timings)
 
     def report_to(self, report_to: ReportTo) -> None:
         """Timings go to the run that is active now, if to any."""
@@ -40,8 +40,64 @@ class Readout:
         if self._reporter is None:
             self._reporter = MlflowReporter.for_active_run(report_to)
 
+    def record(self, timing: BatchTiming) -> None:
+        """Takes one timing."""
+        self._timings.append(timing)
+        if self._reporter is not None:
+            self._reporter.record(timing)
+
+    def close(self) -> None:
+        """Sends what is left to report."""
+        if self._reporter is not None:
+            self._reporter.close()
+
+
+class Readable(Protocol):
+    """What an `EpochIterator` reads, and a `Playback` keeps running."""
+
+    @property
+    def iteration(self) -> int:
+        """Counts the iterations; an iterator of an earlier one has ended."""
+
+    @property
+    def moves(self) -> int:
+        """Changes when anyone begins another iteration over the same position, or chooses another place."""
+
+    @property
+    def timings(self) -> list[BatchTiming]:
+        """Of the latest batches, oldest first."""
+
+    def report_to(self, report_to: ReportTo) -> None:
+        """Timings go to the run that is active now, if to any."""
+
     def begin(self) -> int:
-        """Starts an iteration where the position says."""
+        """Starts an iteration where the position says; gives its number."""
+
+    def next(self) -> tuple[Any, bool]:
+        """The next batch, and whether it is known to be the epoch's last. `StopIteration` at the end."""
+
+    def close(self) -> None:
+        """Ends what runs and sends what is left to report. Idempotent."""
+
+
+class Readout:
+    """An engine bound to the position that it moves."""
+
+    def __init__(self, engine: Engine, progress: Progress, order: RankOrder) -> None:
+        self._order = order
+        self.iteration = 0
+        self._engine = engine
+        self._progress = progress
+        self._reports = Reports()
+
+    @property
+    def timings(self) -> list[BatchTiming]:
+        return self._reports.timings
+
+    def report_to(self, report_to: ReportTo) -> None:
+        self._reports.report_to(report_to)
+
+    def begin(self) -> int:
         self.iteration += 1
         epoch, position = self._progress.begin()
         if position > 0 and self._order.steps(position) == 0:
@@ -53,24 +109,18 @@ class Readout:
 
     @property
     def moves(self) -> int:
-        """Changes when anyone begins another iteration over the same position, or chooses another place."""
         return self._progress.moves
 
     def next(self) -> tuple[Any, bool]:
-        """The next batch, and whether it is the epoch's last."""
         batch, timing = self._engine.next()
         self._progress.commit(batch.end.epoch, batch.end.position, self._order.split.global_batch)
-        self.timings.append(timing)
-        if self._reporter is not None:
-            self._reporter.record(timing)
+        self._reports.record(timing)
         return batch.data, batch.end.last_of_epoch
 
     def close(self) -> None:
-        """Ends the engine and sends what is left to report. Idempotent."""
         self.iteration += 1
         self._engine.close()
-        if self._reporter is not None:
-            self._reporter.close()
+        self._reports.close()
 
     def _announce(self, position: int) -> None:
         """Says what a user may not have meant to change, and what the end of the epoch will look like."""
@@ -97,11 +147,11 @@ class Playback:
 
     def __init__(self, owner: object) -> None:
         self._owner = weakref.ref(owner)
-        self._readout: Readout | None = None
+        self._readout: Readable | None = None
         self._key: object = None
         self._end: weakref.finalize[..., Any] | None = None
 
-    def ensure(self, key: object, make: Callable[[], Readout]) -> Readout:
+    def ensure(self, key: object, make: Callable[[], Readable]) -> Readable:
         """The readout that runs if it was made for an equal `key` (what is read, and as whom), else a new one."""
         if self._readout is None or self._key != key:
             self.close()
@@ -114,7 +164,7 @@ class Playback:
     @property
     def timings(self) -> list[BatchTiming]:
         """Of the latest batches, oldest first."""
-        return [] if self._readout is None else list(self._readout.timings)
+        return [] if self._readout is None else self._readout.timings
 
     def close(self) -> None:
         """Ends the readout. Idempotent."""
@@ -129,7 +179,7 @@ class EpochIterator(Iterator[Any]):
     It keeps its owner alive: `for batch in DataLoader(…)` must outlive the only name of the loader.
     """
 
-    def __init__(self, owner: object, readout: Readout) -> None:
+    def __init__(self, owner: object, readout: Readable) -> None:
         self._owner = owner
         self._readout = readout
         self._iteration = readout.begin()

@@ -15,15 +15,17 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Sampler, default_collate, default_convert
 
 from forebay.adoption import BATCH_SIZE, Wanted, adopt, settle
+from forebay.delegated import DelegatedDataset
 from forebay.iteration import EpochIterator, Playback
 from forebay.loading.assembly import Assembly
+from forebay.loading.carried import Ahead, InTurn, Processes, Source, StreamSpec
 from forebay.loading.delivery import Delivery
 from forebay.loading.lookahead import Depth
 from forebay.loading.processes import ProcessDelivery, WorkerOptions
 from forebay.loading.threads import ThreadDelivery
 from forebay.order import Split
 from forebay.order.steps import Tail
-from forebay.ordered import checked_batch_size
+from forebay.ordered import Ordered, checked_batch_size
 from forebay.reporting import ReportTo
 from forebay.timing import BatchTiming
 from forebay.topology import Ranks
@@ -105,6 +107,7 @@ class DataLoader(TorchDataLoader[Any]):
             ranks=Ranks(rank, world_size, device_mesh, process_group),
             extras=None if extras is None else tuple(extras),
             address=address,
+            processes=0 if worker_type == "thread" else num_workers,
         )
         assembly = Assembly(batch_transform=batch_transform)
         ordered = adopt(dataset, wanted)
@@ -119,7 +122,7 @@ class DataLoader(TorchDataLoader[Any]):
                 sampler=sampler,
                 batch_sampler=batch_sampler,
                 num_workers=num_workers,
-                collate_fn=collate_fn,
+                collate_fn=default_collate if collate_fn is None and global_batch_size is not None else collate_fn,
                 pin_memory=pin_memory,
                 drop_last=drop_last and global_batch_size is None,
                 timeout=timeout,
@@ -148,6 +151,8 @@ class DataLoader(TorchDataLoader[Any]):
         self.global_batch_size = global_batch_size
         self.report_to: ReportTo = report_to
         self.address = address
+        # Marks for Accelerate: `prepare` shares nothing out again, `save_state` keeps this loader's state.
+        self._is_accelerate_prepared = self.use_stateful_dataloader = isinstance(ordered, Ordered)
         self._playback = Playback(self)
 
     @property
@@ -191,9 +196,17 @@ class DataLoader(TorchDataLoader[Any]):
         self._ordered.load_state_dict(state, *arguments, **options)
 
     def __iter__(self) -> EpochIterator:  # type: ignore[override]
+        ordered = self._ordered
+        if isinstance(ordered, DelegatedDataset):
+            return ordered.iterate(self._playback, self._source, self._assembly, owner=self, report_to=self.report_to)
         split = self._split()
-        return self._ordered._iterate(
-            self._playback, split, self._delivery, depth=self._depth(split), owner=self, report_to=self.report_to
+        return ordered._iterate(
+            self._playback,
+            split,
+            lambda: self._delivery(ordered),
+            depth=self._depth(ordered, split),
+            owner=self,
+            report_to=self.report_to,
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -207,31 +220,45 @@ class DataLoader(TorchDataLoader[Any]):
         """Ends workers, threads and the daemon session. Iterating again starts them anew."""
         self._playback.close()
 
-    def _delivery(self) -> Delivery:
-        pin = self.pin_memory and torch.accelerator.is_available()
+    def _delivery(self, ordered: Ordered) -> Delivery:
         if self.num_workers == 0:
-            return self._ordered._in_process(self._assembly, pin=pin)
-        spec = self._ordered._reader_spec(self._assembly)
+            return ordered._in_process(self._assembly, pin=self._pins)
+        spec = ordered._reader_spec(self._assembly)
         if self.worker_type == "thread":
-            return ThreadDelivery(spec, threads=self.num_workers, pin=pin)
-        return ProcessDelivery(
-            spec,
-            WorkerOptions(
-                num_workers=self.num_workers,
-                prefetch_factor=self.prefetch_factor,
-                timeout=self.timeout,
-                worker_init_fn=self.worker_init_fn,
-                multiprocessing_context=self.multiprocessing_context,
-                generator=self.generator,
-                pin_memory=pin,
-            ),
+            return ThreadDelivery(spec, threads=self.num_workers, pin=self._pins)
+        return ProcessDelivery(spec, self._worker_options())
+
+    def _source(self, spec: StreamSpec) -> Source:
+        """What reads a dataset that keeps its own position: it is one stream, so one thread, however many are given."""
+        if self.num_workers == 0:
+            return InTurn(spec, pin=self._pins)
+        if self.worker_type == "thread":
+            return Ahead(spec, depth=self._prefetched(), pin=self._pins)
+        return Processes(spec, self._worker_options(), persistent=self.persistent_workers)
+
+    @property
+    def _pins(self) -> bool:
+        return self.pin_memory and torch.accelerator.is_available()
+
+    def _prefetched(self) -> int:
+        return (self.prefetch_factor or _TORCH_PREFETCH_FACTOR) * self.num_workers
+
+    def _worker_options(self) -> WorkerOptions:
+        return WorkerOptions(
+            num_workers=self.num_workers,
+            prefetch_factor=self.prefetch_factor,
+            timeout=self.timeout,
+            worker_init_fn=self.worker_init_fn,
+            multiprocessing_context=self.multiprocessing_context,
+            generator=self.generator,
+            pin_memory=self._pins,
         )
 
-    def _depth(self, split: Split) -> Depth:
+    def _depth(self, ordered: Ordered, split: Split) -> Depth:
         """torch asks for prefetch_factor × workers chunks at the start, and for one more before it gives one out."""
         if self.num_workers == 0:
-            return self._ordered._depth(split)
-        return Depth(steps=(self.prefetch_factor or _TORCH_PREFETCH_FACTOR) * self.num_workers + 2, chunk_steps=1)
+            return ordered._depth(split)
+        return Depth(steps=self._prefetched() + 2, chunk_steps=1)
 
     def _split(self) -> Split:
         return self._ordered._split(self._rank_batch, self.global_batch_size)

@@ -248,8 +248,8 @@ def test_a_distributed_sampler_becomes_the_loaders_own_order(shuffle: bool, drop
     with ExitStack() as stack:
         translated, plain = [], []
         for rank in range(3):
-            sampler = DistributedSampler(Rows(), 3, rank, shuffle=shuffle, seed=9, drop_last=drop_last)
-            options = {"batch_size": 4, "extras": EXTRAS}
+            sampler: Any = DistributedSampler(Rows(), 3, rank, shuffle=shuffle, seed=9, drop_last=drop_last)
+            options: dict[str, Any] = {"batch_size": 4, "extras": EXTRAS}
             made = forebay.DataLoader(Rows(), sampler=sampler, **options)
             translated.append(stack.enter_context(closing(made)))
             made = forebay.DataLoader(

@@ -90,9 +90,9 @@ class ProcessDelivery:
                 collate_fn=_as_it_is,
                 pin_memory=options.pin_memory,
                 timeout=options.timeout,
-                worker_init_fn=_Beginning(options.worker_init_fn),
+                worker_init_fn=Beginning(options.worker_init_fn),
                 multiprocessing_context=options.multiprocessing_context,
-                generator=options.generator or _generator(self._spec.seed),
+                generator=options.generator or generator_of(self._spec.seed),
                 prefetch_factor=options.prefetch_factor,
                 persistent_workers=True,
             )
@@ -171,14 +171,17 @@ class _Chunks(Dataset[Result]):
 
 
 @dataclass(frozen=True)
-class _Beginning:
-    """What a worker does first: it shows the user's dataset to their code, and calls their `worker_init_fn`."""
+class Beginning:
+    """What a worker does first: it shows the user's dataset to their code, and calls their `worker_init_fn`.
+
+    For datasets of forebay's that have the user's as `users`.
+    """
 
     worker_init_fn: Callable[[int], None] | None
 
     def __call__(self, worker_id: int) -> None:
-        info = get_worker_info()
-        if info is not None and isinstance(info.dataset, _Chunks):
+        info: Any = get_worker_info()
+        if info is not None:
             object.__setattr__(info, "dataset", info.dataset.users)  # a WorkerInfo refuses to be set
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker_id)
@@ -198,7 +201,7 @@ def _end_with(trainer: int) -> None:
     os._exit(1)
 
 
-def _generator(seed: int) -> torch.Generator:
+def generator_of(seed: int) -> torch.Generator:
     """For the workers' seeds: torch would draw them from the trainer's own generator and so change its training."""
     return torch.Generator().manual_seed(seed_digest(seed) >> 1)
 
