@@ -13,6 +13,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from forebay import progress
+from forebay.frameworks import refuse_double_sharding
 from forebay.iteration import EpochIterator, Playback, Readout
 from forebay.loading.ahead import AheadDelivery
 from forebay.loading.assembly import Assembly
@@ -122,6 +123,7 @@ class Ordered(ABC):
 
     def __iter__(self) -> Iterator[Any]:
         refuse_in_worker(f"iterating a {type(self).__name__}")
+        refuse_double_sharding(self._topology().world_size)
         split = self._split(self.batch_size)
         assembly = Assembly(extras=self.extras, batched=self.batch_size is not None)
         return self._iterate(self._playback, split, lambda: self._in_process(assembly), depth=self._depth(split))
