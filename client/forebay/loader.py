@@ -38,10 +38,23 @@ _TORCH_PREFETCH_FACTOR = 2
 class DataLoader(TorchDataLoader[Any]):
     """Loads a dataset in batches, each sample exactly once an epoch over all ranks, resumable anywhere.
 
-    The parameters up to `in_order` are torch's, with torch's meaning. The dataset is a `forebay.StreamingDataset`, or
-    any map-style dataset: `shuffle=True` then is a permutation of all of it, drawn anew each epoch from `seed`, and
-    every rank reads its own part. `drop_last=True` is `tail="drop"`. A value given here and in the dataset must be the
-    same; a batch size that is not given is the dataset's, else 1.
+    The parameters up to `in_order` are torch's, with torch's meaning. The dataset is
+
+    - a `forebay.StreamingDataset`. A value given here and in it must be the same; a batch size that is not given is
+      the dataset's, else 1;
+    - any map-style dataset: `shuffle=True` is a permutation of all of it, drawn anew each epoch from `seed`, and every
+      rank reads its own part. `drop_last=True` is `tail="drop"`. Samplers are kept, see below;
+    - any iterable dataset with torchdata's `state_dict` and `load_state_dict`, which has its own order and shares
+      itself out: it is read as torch reads it, and its state is kept with the position.
+
+    Samplers on a map-style dataset. torch's `SequentialSampler`, `RandomSampler`, `DistributedSampler`,
+    `SubsetRandomSampler` and plain lists come to an order of forebay's over the same indices, shared out over the
+    ranks: seeded by `seed` (or the `DistributedSampler`'s; never by a generator), with `tail` instead of torch's
+    padding by repetition. `WeightedRandomSampler`, and `RandomSampler` with replacement or another number of samples,
+    draw each epoch's list from (seed, epoch), which is shared out too. Any other sampler or batch sampler is asked for
+    its whole list as the epoch begins, after `set_epoch(epoch)` where it has that, and the list is this rank's own; a
+    position within it can be gone back to if it draws the same list again, which is checked. An epoch that is set on
+    the sampler is followed. torch's `BatchSampler` is what its arguments are.
 
     Args:
         seed, tail, extras, rank, world_size, device_mesh, process_group: as in `StreamingDataset`; for a dataset that

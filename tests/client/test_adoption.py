@@ -23,7 +23,7 @@ from forebay.samplers import SamplerEpochs, pick
 from forebay.topology import Ranks
 from forebay_core.errors import ConfigurationError
 
-DATA = list(range(20))
+DATA: Any = list(range(20))
 
 
 class Mine(RandomSampler):

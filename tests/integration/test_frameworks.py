@@ -10,7 +10,7 @@ import lightning
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
 from lightning.pytorch.trainer.connectors.data_connector import _get_distributed_sampler
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.data import _update_dataloader
@@ -85,6 +85,32 @@ def test_lightning_trains_on_every_sample_once_an_epoch_and_resumes_its_checkpoi
     for step in (3, 9, 12):
         resumed = train(tmp_path / "again", epochs=3, resume=tmp_path / f"step={step}.ckpt")
         assert resumed.seen == whole.seen[step:]
+
+
+class Written(BasePredictionWriter):
+    """Keeps which samples Lightning says that each prediction is of."""
+
+    def __init__(self) -> None:
+        super().__init__("batch")
+        self.pairs: list[tuple[list[int], Any]] = []
+
+    def write_on_batch_end(self, *arguments: Any) -> None:
+        _, _, prediction, batch_indices, *_ = arguments
+        self.pairs.append((prediction.tolist(), batch_indices))
+
+
+def test_lightning_predicts_each_sample_once_and_knows_which() -> None:
+    class Predictor(Model):
+        def predict_step(self, batch: dict[str, Any]) -> Any:
+            return batch["index"]
+
+    written = Written()
+    trainer = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, callbacks=[written]
+    )
+    trainer.predict(Predictor(), forebay.DataLoader(Rows(), 12))
+    assert [predicted for predicted, _ in written.pairs] == [indices for _, indices in written.pairs]
+    assert [index for predicted, _ in written.pairs for index in predicted] == list(range(SAMPLES))
 
 
 def rebuilt(loader: forebay.DataLoader, rank: int, world_size: int, *, shuffle: bool) -> forebay.DataLoader:

@@ -412,6 +412,34 @@ def test_a_rank_that_has_a_sampler_of_its_own_reads_its_own_list() -> None:
     assert states[0]["list"]["digest"] != states[1]["list"]["digest"]
 
 
+def test_a_state_of_rank_0_is_taken_by_the_other_ranks_which_cannot_know_its_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with closing(forebay.DataLoader(Numbers(), 8, sampler=Keyed(rank=0, ranks=2))) as loader:
+        values(loader, 4)
+        state = loader.state_dict()
+    with closing(forebay.DataLoader(Numbers(), 8, sampler=Keyed(rank=1, ranks=2))) as alone:
+        every = values(alone)
+        alone.load_state_dict(state)
+        with pytest.raises(forebay.StateMismatch, match="draws another list"):
+            iter(alone)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with closing(forebay.DataLoader(Numbers(), 8, sampler=Keyed(rank=1, ranks=2))) as other:
+        other.load_state_dict(state)
+        assert values(other) == every[4:]
+
+
+def test_a_list_that_is_shared_out_is_said_to_be_once(caplog: pytest.LogCaptureFixture) -> None:
+    with closing(forebay.DataLoader(Numbers(), 2, sampler=[1, 2, 3, 4], rank=0, world_size=2)) as loader:
+        for _ in range(2):
+            values(loader)
+    said = [record.message for record in caplog.records if "shared out over 2 ranks" in record.message]
+    assert len(said) == 1
+    with closing(forebay.DataLoader(Numbers(), 2, sampler=[1, 2, 3, 4], rank=0, world_size=1)) as loader:
+        assert values(loader) == [[1, 2], [3, 4]]
+
+
 def values_of_rest(loader: forebay.DataLoader) -> list[list[int]]:
     """What is left of the epoch that was left."""
     loader.set_epoch(loader.epoch)
