@@ -140,6 +140,7 @@ def test_a_loader_rebuilt_from_its_attributes_is_the_same_loader(options: dict[s
     rebuilt = forebay.DataLoader(**{**given, "batch_sampler": None})
     assert len(rebuilt) == len(loader)
     assert rebuilt.state_dict() == loader.state_dict()
+    assert rebuilt._assembly == loader._assembly
     for parameter in parameters:
         if parameter.name not in ("sampler", "batch_sampler"):
             assert getattr(rebuilt, parameter.name) == given[parameter.name], parameter.name

@@ -377,6 +377,18 @@ def test_a_sampler_that_draws_another_list_after_a_restart_is_refused(make: Any)
         assert values(lenient)[0] == list(Keyed(salt=1))[21:28]
 
 
+def test_where_another_batch_size_drops_what_is_left_of_an_epoch_the_next_list_is_read() -> None:
+    with closing(forebay.DataLoader(Numbers(), 10, sampler=Keyed(), drop_last=True)) as loader:
+        values(loader, 9)
+        state = loader.state_dict()
+    sampler = Keyed()
+    with closing(forebay.DataLoader(Numbers(), 16, sampler=sampler, drop_last=True)) as loader:
+        loader.load_state_dict(state)
+        found = values(loader)
+    assert sampler.epoch == 1
+    assert found == [list(sampler)[start : start + 16] for start in range(0, 96, 16)]
+
+
 def test_a_position_that_is_no_border_between_batches_is_refused() -> None:
     with closing(forebay.DataLoader(Numbers(), batch_sampler=[[0, 1, 2], [3, 4], [5]])) as loader:
         values(loader, 1)
