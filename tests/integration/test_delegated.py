@@ -98,6 +98,14 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+def read_a_part(worker: int) -> None:
+    """A `worker_init_fn` that tells each worker's dataset its part, as torch's documentation has it."""
+    info = get_worker_info()
+    assert info is not None
+    assert type(info.dataset) is Stream
+    info.dataset.samples = 10 + worker
+
+
 def values(loader: Any, steps: int | None = None) -> list[list[int]]:
     """The batches of the next steps as lists."""
     found = []
@@ -231,6 +239,19 @@ def test_a_state_of_another_number_of_workers_or_another_dataset_is_refused_with
         a_loader(Stream(), "in turn").load_state_dict(forebay.DataLoader([1, 2]).state_dict())
     with pytest.raises(forebay.StateError, match="not a state"):
         forebay.DataLoader([1, 2]).load_state_dict(state)
+
+
+def test_worker_init_fn_sees_and_sets_up_each_workers_dataset() -> None:
+    with closing(a_loader(Stream(), "1 process", num_workers=2, worker_init_fn=read_a_part)) as loader:
+        assert sorted(number for batch in loader for number in batch.tolist()) == list(range(10))
+
+
+@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_loader_that_is_dropped_in_the_middle_of_an_epoch_leaves_nothing_behind(way: str) -> None:
+    loader = a_loader(Stream(), way)
+    assert len(values(loader, 3)) == 3
+    del loader
 
 
 def test_a_state_in_the_trainers_process_fits_the_reading_thread_too() -> None:
