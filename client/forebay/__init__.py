@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from forebay.order import OrderOptions
     from forebay.sampling import sample_rng
     from forebay.timing import BatchTiming
-    from forebay_core.formats import Parquet, Tokens
+    from forebay_core.formats import Packing, Parquet, Tokens
 
 __all__ = [
     "IS_PAD",
@@ -55,6 +55,7 @@ __all__ = [
     "InternalError",
     "ObjectChanged",
     "OrderOptions",
+    "Packing",
     "Parquet",
     "SourceError",
     "SourceNotFound",
@@ -74,6 +75,7 @@ _LAZY = {
     "BatchTiming": "forebay.timing",
     "DataLoader": "forebay.loader",
     "OrderOptions": "forebay.order",
+    "Packing": "forebay_core.formats",
     "Parquet": "forebay_core.formats",
     "StreamingDataset": "forebay.dataset",
     "Tokens": "forebay_core.formats",

@@ -50,6 +50,7 @@ class Wanted:
     extras: tuple[str, ...] | None = None
     address: str | None = None
     processes: int = 0
+    runs_on: bool = False
 
     def batch_size_beside(self, theirs: int | None) -> int | None:
         """The batch size of a rank; None where the global one decides, or where samples come one by one."""
@@ -113,6 +114,7 @@ def _delegated(dataset: Any, wanted: Wanted) -> DelegatedDataset:
         "extras": bool(wanted.extras),
         "global_batch_size": wanted.global_batch_size is not None,
         "address": wanted.address is not None,
+        "steps or repeat": wanted.runs_on,
     }
     unfit = [name for name, is_told in told.items() if is_told]
     if unfit:

@@ -7,7 +7,7 @@ traceback. The daemon is another program (`python -m forebay_server`) that `serv
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -110,9 +110,23 @@ def demo(context: typer.Context) -> Any:
     """Train on real text, kill the trainer, resume with other ranks, and show that nothing was lost or repeated."""
     from forebay.demo.command import demo as command
 
+    return _hand_over(command, context)
+
+
+@app.command(context_settings=_PASS_THROUGH, add_help_option=False)
+def order(context: typer.Context) -> Any:
+    """Show which samples, shards and rows any batch holds, or how well an order mixes; `forebay order --help`."""
+    from forebay.order_command.command import order as command
+
+    return _hand_over(command, context)
+
+
+def _hand_over(command: Callable[..., Any], context: typer.Context) -> Any:
+    """Runs a command of which the options are read only when it is asked for."""
     program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     program.command()(command)
-    return typer.main.get_command(program).main(context.args, prog_name="forebay demo", standalone_mode=False)
+    name = f"forebay {context.info_name}"
+    return typer.main.get_command(program).main(context.args, prog_name=name, standalone_mode=False)
 
 
 if __name__ == "__main__":

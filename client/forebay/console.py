@@ -18,10 +18,13 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def make_console(file: TextIO) -> Console:
-    """A console for the stream: wide and plain where it is no terminal."""
-    return (
-        Console(file=file, highlight=False) if file.isatty() else Console(file=file, width=PIPED_WIDTH, no_color=True)
-    )
+    """A console for the stream: wide and plain where it is no terminal. Text is printed as it stands.
+
+    Paths and keys are users' own: brackets in them are no markup, words between colons no emoji.
+    """
+    if file.isatty():
+        return Console(file=file, highlight=False, markup=False, emoji=False)
+    return Console(file=file, width=PIPED_WIDTH, no_color=True, highlight=False, markup=False, emoji=False)
 
 
 def print_status(snapshot: StatusSnapshot, address: str) -> None:
@@ -31,8 +34,7 @@ def print_status(snapshot: StatusSnapshot, address: str) -> None:
     state = ", draining" if snapshot.draining else ""
     console.print(
         f"{kind} {snapshot.version} at {address}, process {snapshot.process_id}, "
-        f"up {duration(snapshot.uptime_seconds)}, {snapshot.fills_running} fills running{state}",
-        markup=False,
+        f"up {duration(snapshot.uptime_seconds)}, {snapshot.fills_running} fills running{state}"
     )
     for table in (_disks(snapshot.disks), _sessions(snapshot.sessions), _counters(snapshot)):
         console.print(table)

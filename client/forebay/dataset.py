@@ -7,9 +7,11 @@ Iterated by itself it yields this rank's batches of `batch_size`, or single samp
 `forebay.DataLoader` it lends its one position to the loader.
 """
 
+import copy
+import operator
 import os
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, SupportsIndex
 
 from torch.utils.data import IterableDataset
 
@@ -18,15 +20,17 @@ from forebay.loading.assembly import Assembly
 from forebay.loading.engine import Feed
 from forebay.loading.lookahead import Depth
 from forebay.loading.stream_reader import StreamReaderSpec
+from forebay.lookup import Lookup
 from forebay.opened import OrderSpec, Stream
-from forebay.order import Order, OrderOptions, Split
+from forebay.order import Limit, Order, OrderOptions, Selection, Split, SplitBy, portions
 from forebay.order.options import Shuffle
+from forebay.order.selection import Stage
 from forebay.order.steps import Tail
 from forebay.ordered import Ordered, check_reachable
-from forebay.progress import Identity, SavedState
+from forebay.progress import Identity, Progress, SavedState
 from forebay.topology import Ranks
 from forebay_core.errors import ConfigurationError
-from forebay_core.formats import Format, Tokens, from_spec
+from forebay_core.formats import Format, Packing, Tokens, Where, compose, from_spec
 
 SourceLike = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 Transform = Callable[..., Any]
@@ -39,6 +43,9 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         source: a URL prefix, a glob, one object, or a list of those (`s3://`, `file://`, or plain paths).
         format: `"parquet"`, `forebay.Tokens(...)`, `forebay.Parquet(...)`; None finds it by the extension.
         columns: the columns of a sample, in this order; None takes all.
+        where: a row filter, as pyarrow's: `[("lang", "==", "en"), ("score", ">", 0.5)]`, all of which must hold, or a
+            list of such lists, of which one must. Nulls never match. Rows that do not match are no samples at all.
+        packing: makes the samples sequences of tokens of equal length; see `forebay.Packing`. After `where`.
         transform: called with each sample (a dict of its columns); with a parameter `rng` it is also given the sample's
             own `numpy.random.Generator`.
         shuffle: `"window"`; `"global"`, a permutation of all samples, for data that is all in the cache or read in
@@ -48,6 +55,7 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         tail: what becomes of the last samples of an epoch: `"even"` spreads them and drops nothing, `"drop"` drops a
             step that is not full, `"pad"` fills it with samples just seen, marked `forebay.IS_PAD`.
         order: lanes, window and stickiness of the shuffle.
+        limit: only the first so many samples, in the order of their ids, take part; for a share of all, see `split`.
         extras: of `forebay.SAMPLE_ID`, `forebay.POSITION`, `forebay.IS_PAD`: what each batch also carries.
         rank, world_size: of the data-parallel group; None takes them from torch.distributed or torchrun, when first
             iterated.
@@ -63,12 +71,15 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         *,
         format: str | Format | None = None,
         columns: Sequence[str] | None = None,
+        where: Where | None = None,
+        packing: Packing | None = None,
         transform: Transform | None = None,
         shuffle: Shuffle = "window",
         seed: int = 0,
         batch_size: int | None = None,
         tail: Tail = "even",
         order: OrderOptions | None = None,
+        limit: int | None = None,
         extras: Sequence[str] = (),
         rank: int | None = None,
         world_size: int | None = None,
@@ -79,14 +90,17 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         ranks = Ranks(rank, world_size, device_mesh, process_group)
         super().__init__(batch_size=batch_size, tail=tail, ranks=ranks, extras=tuple(extras))
         self.source = _urls(source)
-        self.format = _format(format)
+        self.format = compose(_format(format), where=where, packing=packing)
         self.columns = None if columns is None else _names(columns)
         self.transform = transform
         self.shuffle: Shuffle = shuffle
         self.seed = seed
         self.order = order or OrderOptions()
+        self.limit = limit
         self.address = address
+        self._selection = Selection() if limit is None else Selection((Limit(limit),))
         self._stream: Stream | None = None
+        self._lookup: Lookup | None = None
         Order([], seed=seed, shuffle=shuffle, options=self.order)
         if transform is not None and not callable(transform):
             raise ConfigurationError(f"transform={transform!r} cannot be called: give a function of a sample")
@@ -103,6 +117,51 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         """Samples of a whole epoch, over all ranks."""
         return self._open().samples
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """What was found in the data while it was filtered and packed, over the whole dataset: `rows` and
+        `matching_rows`; `documents`, `tokens` (separators too), `dropped_tokens` and `padded_tokens`."""
+        return dict(self._open().manifest.counts)
+
+    def split(
+        self, fractions: Mapping[str, float], *, seed: int = 0, by: SplitBy = "sample"
+    ) -> "dict[str, StreamingDataset]":
+        """Disjoint datasets by name, as in `split({"train": 0.99, "eval": 0.01})`, with the options of this one.
+
+        What a sample belongs to follows from `seed`, the fractions, its shard's name and its row there: not from the
+        dataset's own seed, and shards that are added later move no sample of the others. Together they are all of this
+        dataset, which may be limited or split itself, where the fractions sum to 1.
+
+        by: "sample" takes each share of every shard, spread evenly; "shard" gives each shard to one of them, whole,
+            so that an evaluation need not fetch them all.
+
+        Each begins at position 0. Raises `ConfigurationError`; a dataset that gets no sample raises `EmptyDataset`
+        when it is opened.
+        """
+        return {name: self._narrowed(stage) for name, stage in portions(fractions, seed=seed, by=by).items()}
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        """One sample by its number in the order of the sample ids, counted from the end where it is negative.
+
+        It is what iterating without a batch size yields, with the random numbers of epoch 0, and moves no position. Of
+        a dataset that is limited or split, the index-th of the samples that take part. `samples` says how many there
+        are; `len` counts steps. Raises `IndexError` beyond them.
+        """
+        number = operator.index(index)
+        if not -self.samples <= number < self.samples:
+            raise IndexError(f"sample {number} of {self.source[0]}: there are {self.samples}")
+        return self._lookups().sample(*self._open().nth(number % self.samples))
+
+    __reversed__ = None
+    """Python would count down from `len`, which counts steps and not samples."""
+
+    def close(self) -> None:
+        """Ends what iterating and looking up samples have started. Either starts it anew."""
+        super().close()
+        if self._lookup is not None:
+            self._lookup.close()
+            self._lookup = None
+
     def describe(self) -> dict[str, Any]:
         """The position as people read it: for each lane the shard of its next sample, and the sample's row in it.
 
@@ -114,7 +173,20 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         return {"epoch": self.epoch, "position": self.position, "samples": stream.samples, "lanes": lanes}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_stream": None}
+        return {**super().__getstate__(), "_stream": None, "_lookup": None}
+
+    def _narrowed(self, stage: Stage) -> "StreamingDataset":
+        narrowed = copy.copy(self)
+        narrowed._selection = self._selection.then(stage)
+        narrowed._progress = Progress()
+        return narrowed
+
+    def _lookups(self) -> Lookup:
+        if self._lookup is None:
+            stream = self._open()
+            spec = self._reader_spec(Assembly(batched=False))
+            self._lookup = Lookup(spec, stream.leases(f"dataset[index]: {self.source[0]}"), self)
+        return self._lookup
 
     def _accept(self, saved: SavedState, *, strict: bool) -> None:
         stream = self._open().with_window_of(saved.identity)
@@ -126,7 +198,7 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
     def _open(self) -> Stream:
         """What the daemon knows of the dataset; asked once in a process."""
         if self._stream is None:
-            spec = OrderSpec(self.shuffle, self.seed, self.order)
+            spec = OrderSpec(self.shuffle, self.seed, self.order, self._selection)
             self._stream = Stream.open(
                 self.address, self.source, format=self.format, columns=self.columns, order_spec=spec
             )

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from forebay.iteration import EpochIterator, Playback, Reports
+from forebay.iteration import Length, Pass, Playback, Reports
 from forebay.loading.assembly import Assembly
 from forebay.loading.carried import Carried, Source, Start, StreamSpec, WorkerState
 from forebay.loading.chunk import Closed
@@ -21,7 +21,7 @@ from forebay.ordered import refuse_in_worker
 from forebay.progress import STATE_VERSION, Identity, Progress, SavedState
 from forebay.reporting import ReportTo
 from forebay.timing import BatchTiming, time_batch
-from forebay_core.errors import StateError, StateMismatch
+from forebay_core.errors import ConfigurationError, StateError, StateMismatch
 
 
 def is_stateful(dataset: Any) -> bool:
@@ -116,12 +116,12 @@ class DelegatedDataset:
         *,
         owner: object,
         report_to: ReportTo,
-    ) -> EpochIterator:
+    ) -> Pass:
         """The rest of the epoch, or the next one, over the source that `playback` has running or that is made."""
         spec = StreamSpec(self.dataset, self.batch_size, self._drop_last, assembly)
         readout = playback.ensure(None, lambda: _Readout(self, source(spec)))
         readout.report_to(report_to)
-        return EpochIterator(owner, readout)
+        return Pass(owner, readout, Length())
 
     def _here(self) -> Start:
         """Where the next batch comes from. A dataset that is read in turn is its own record."""
@@ -178,6 +178,9 @@ class DelegatedDataset:
         self._first, self._workers = 0, tuple(WorkerState(state.state) for state in kept)
         self._has_ended = True
 
+    def _replay(self, *_: Any, **__: Any) -> Any:
+        raise ConfigurationError(f"replay(): {self.name} keeps its own order, which forebay cannot go back in")
+
     def _split(self, *_: Any) -> Split:
         return Split(1, 1)
 
@@ -189,7 +192,7 @@ class DelegatedDataset:
 
 
 class _Readout:
-    """A source bound to the position that it moves; what an `EpochIterator` reads."""
+    """A source bound to the position that it moves; what a `Pass` reads."""
 
     def __init__(self, owner: DelegatedDataset, source: Source) -> None:
         self._owner, self._source = owner, source
@@ -209,15 +212,15 @@ class _Readout:
     def report_to(self, report_to: ReportTo) -> None:
         self._reports.report_to(report_to)
 
-    def begin(self) -> int:
+    def begin(self, *, runs_on: bool) -> int:
         self.iteration += 1
         self._is_over, self._failure = False, None
         start = self._owner._begin(self._source)
         self._may_go_on = self._owner.position > 0
         self._source.start(start)
-        return self.iteration
+        return 0
 
-    def next(self) -> tuple[Any, bool]:
+    def next(self, step: int = 0) -> tuple[Any, bool]:
         """The next batch; the epoch's end is only known when it comes, so none is ever said to be the last."""
         if self._is_over:
             raise StopIteration

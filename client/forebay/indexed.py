@@ -65,7 +65,7 @@ class IndexedDataset(Ordered):
         index = places[0].row if places else None
         return {"epoch": self.epoch, "position": self.position, "samples": order.samples, "index": index}
 
-    def _prepare(self, split: Split) -> None:
+    def _prepare(self, split: Split, *, runs_on: bool) -> None:
         self._epochs.follow(self.set_epoch)
 
     def _ordered(self) -> Order:

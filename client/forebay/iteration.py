@@ -1,4 +1,6 @@
-"""What `for batch in loader` runs: one epoch over an engine, committing the position as each batch is handed out.
+"""What `for batch in loader` runs: a pass over an engine, committing the position as each batch is handed out.
+
+A pass is the rest of an epoch, or a number of steps.
 
 Used on the trainer's thread alone.
 """
@@ -7,7 +9,8 @@ import logging
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
 
 from forebay.loading.engine import Engine
 from forebay.order import RankOrder
@@ -53,7 +56,7 @@ class Reports:
 
 
 class Readable(Protocol):
-    """What an `EpochIterator` reads, and a `Playback` keeps running."""
+    """What a `Pass` reads, and a `Playback` keeps running."""
 
     @property
     def iteration(self) -> int:
@@ -70,21 +73,28 @@ class Readable(Protocol):
     def report_to(self, report_to: ReportTo) -> None:
         """Timings go to the run that is active now, if to any."""
 
-    def begin(self) -> int:
-        """Starts an iteration where the position says; gives its number."""
+    def begin(self, *, runs_on: bool) -> int:
+        """Starts an iteration where the position says; how many steps of it were handed out before a resume."""
 
-    def next(self) -> tuple[Any, bool]:
-        """The next batch, and whether it is known to be the epoch's last. `StopIteration` at the end."""
+    def next(self, step: int = 0) -> tuple[Any, bool]:
+        """The next batch, and whether it is known to be the epoch's last; `StopIteration` at the end.
+
+        `step` is how many batches this pass then has handed out.
+        """
 
     def close(self) -> None:
         """Ends what runs and sends what is left to report. Idempotent."""
 
 
 class Readout:
-    """An engine bound to the position that it moves."""
+    """An engine bound to the position that it moves.
 
-    def __init__(self, engine: Engine, progress: Progress, order: RankOrder) -> None:
-        self._order = order
+    enter: called before an epoch is read on from the one before it, which nobody has begun by `begin`.
+    """
+
+    def __init__(self, engine: Engine, progress: Progress, order: RankOrder, enter: Callable[[], None]) -> None:
+        self._order, self._enter = order, enter
+        self._is_at_border = False
         self.iteration = 0
         self._engine = engine
         self._progress = progress
@@ -97,23 +107,29 @@ class Readout:
     def report_to(self, report_to: ReportTo) -> None:
         self._reports.report_to(report_to)
 
-    def begin(self) -> int:
+    def begin(self, *, runs_on: bool) -> int:
         self.iteration += 1
-        epoch, position = self._progress.begin()
+        epoch, position = self._progress.begin(runs_on=runs_on)
         if position > 0 and self._order.steps(position) == 0:
             epoch, position = epoch + 1, 0
         self._announce(position)
-        self._progress.commit(epoch, position, self._order.split.global_batch)
+        step = self._progress.step
+        self._progress.commit(epoch, position, self._order.split.global_batch, step)
         self._engine.seek(epoch, position)
-        return self.iteration
+        self._is_at_border = False
+        return step
 
     @property
     def moves(self) -> int:
         return self._progress.moves
 
-    def next(self) -> tuple[Any, bool]:
+    def next(self, step: int = 0) -> tuple[Any, bool]:
+        if self._is_at_border:
+            self._enter()
+            self._engine.seek(self._progress.epoch, self._progress.position)
         batch, timing = self._engine.next()
-        self._progress.commit(batch.end.epoch, batch.end.position, self._order.split.global_batch)
+        self._progress.commit(batch.end.epoch, batch.end.position, self._order.split.global_batch, step)
+        self._is_at_border = batch.end.last_of_epoch
         self._reports.record(timing)
         return batch.data, batch.end.last_of_epoch
 
@@ -173,28 +189,44 @@ class Playback:
         self._readout = self._end = None
 
 
-class EpochIterator(Iterator[Any]):
-    """The rest of one epoch. Begins when it is made; a later iterator of the same loader ends it.
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long a pass is: the rest of an epoch, or where it `runs_on` over epochs, so many steps (None: no end)."""
 
-    It keeps its owner alive: `for batch in DataLoader(…)` must outlive the only name of the loader.
+    runs_on: bool = False
+    steps: int | None = None
+
+
+class Pass(Iterator[Any]):
+    """What one `for` over a loader hands out. Begins when it is made; a later one of the same loader ends it.
+
+    Steps that a resumed pass had handed out before count. It keeps its owner alive: `for batch in DataLoader(…)` must
+    outlive the only name of the loader.
     """
 
-    def __init__(self, owner: object, readout: Readable) -> None:
+    def __init__(self, owner: object, readout: Readable, length: Length) -> None:
         self._owner = owner
         self._readout = readout
-        self._iteration = readout.begin()
-        self._moves = readout.moves
-        self._ended = False
+        self._length = length
+        self._step = readout.begin(runs_on=length.runs_on)
+        self._began = (readout.iteration, readout.moves)
+        self._ended = length.steps is not None and self._step >= length.steps
 
-    def __iter__(self) -> "EpochIterator":
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
         if self._ended:
             raise StopIteration
-        if (self._iteration, self._moves) != (self._readout.iteration, self._readout.moves):
+        if self._began != (self._readout.iteration, self._readout.moves):
             raise StateError(
                 "this iterator has ended: its loader was closed, iterated again or moved since; iterate it anew"
             )
-        data, self._ended = self._readout.next()
+        if not self._length.runs_on:
+            data, self._ended = self._readout.next()
+            return data
+        is_last = self._step + 1 == self._length.steps
+        step = 0 if is_last or self._length.steps is None else self._step + 1
+        data, _ = self._readout.next(step)
+        self._step, self._ended = step, is_last
         return data

@@ -6,6 +6,7 @@ state carries a digest of it, so that a sampler which draws another one after a 
 the trainer's thread as an epoch begins, where torch does it.
 """
 
+import copy
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from forebay.order.lanes import Int64
 from forebay.progress import Identity, SavedState
 from forebay.samplers import Drawn, listing
 from forebay.topology import Topology
-from forebay_core.errors import StateError, StateMismatch
+from forebay_core.errors import ConfigurationError, StateError, StateMismatch
 
 _log = logging.getLogger("forebay")
 
@@ -46,8 +47,8 @@ class ListedDataset(IndexedDataset):
         index = self._lists.current.index_at(self.epoch, self.position)
         return {"epoch": self.epoch, "position": self.position, "samples": self.samples, "index": index}
 
-    def _prepare(self, split: Split) -> None:
-        super()._prepare(split)
+    def _prepare(self, split: Split, *, runs_on: bool) -> None:
+        super()._prepare(split, runs_on=runs_on)
         if split.world_size > 1 and not self._is_said:
             self._is_said = True
             _log.warning(
@@ -132,9 +133,15 @@ class SampledDataset(IndexedDataset):
             here = self._identity()
             progress.check(saved, replace(here, samples=saved.identity.samples))
 
-    def _prepare(self, split: Split) -> None:
-        super()._prepare(split)
-        epoch, position = self._progress.upcoming
+    def _prepare(self, split: Split, *, runs_on: bool) -> None:
+        super()._prepare(split, runs_on=runs_on)
+        self._know(split, *self._progress.upcoming(runs_on=runs_on))
+
+    def _enter(self, split: Split) -> None:
+        self._know(split, self.epoch, self.position)
+
+    def _know(self, split: Split, epoch: int, position: int) -> None:
+        """Has the list of the epoch that is read from this position on."""
         drawn = self._lists.find(epoch)
         if drawn is None or self._unexpected(drawn, epoch):
             self._draw(epoch)
@@ -170,6 +177,19 @@ class SampledDataset(IndexedDataset):
                 f"draws for epoch {epoch}: start its next epoch"
             )
         self._expected = None
+
+    def _replay(
+        self, split: Split, assembly: Assembly, epoch: int, *, step: int | None = None, position: int | None = None
+    ) -> Any:
+        found = self._lists.find(epoch)
+        if found is None and not self.drawn.is_shared:
+            raise ConfigurationError(
+                f"replay({epoch}, …): only the sampler {self.drawn.name} knows the list of that epoch, and it would "
+                f"have to draw it again: iterate the epoch first"
+            )
+        there = copy.copy(self)
+        there._lists = Lists(found or self.drawn.draw(epoch, self.seed))
+        return super(SampledDataset, there)._replay(split, assembly, epoch, step=step, position=position)
 
     def _place(self) -> Topology:
         """Where this rank is among all, whoever shares the list out."""

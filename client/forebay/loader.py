@@ -16,7 +16,7 @@ from torch.utils.data import Sampler, default_collate, default_convert
 
 from forebay.adoption import BATCH_SIZE, Wanted, adopt, settle
 from forebay.delegated import DelegatedDataset
-from forebay.iteration import EpochIterator, Playback
+from forebay.iteration import Length, Pass, Playback
 from forebay.loading.assembly import Assembly
 from forebay.loading.carried import Ahead, InTurn, Processes, Source, StreamSpec
 from forebay.loading.delivery import Delivery
@@ -64,6 +64,9 @@ class DataLoader(TorchDataLoader[Any]):
             background thread reads a stream ahead; a map-style dataset is read by the trainer's own thread.
         global_batch_size: samples of a step over all ranks, kept when the world size changes; instead of `batch_size`,
             which is None then.
+        steps: a pass of `for batch in loader` is so many steps, over the epochs' borders, and the next one goes on
+            where it ended; a resumed pass hands out what was left of it. Without it a pass is an epoch.
+        repeat: a pass has no end.
         report_to: `"auto"` logs `fetch_seconds` and its parts to MLflow when a run is active, `"mlflow"` insists on it,
             None never does.
         address: socket of the daemon, if not given to the dataset.
@@ -101,6 +104,8 @@ class DataLoader(TorchDataLoader[Any]):
         batch_transform: Callable[[Any], Any] | None = None,
         worker_type: WorkerType | None = None,
         global_batch_size: int | None = None,
+        steps: int | None = None,
+        repeat: bool = False,
         report_to: ReportTo = "auto",
         address: str | None = None,
     ) -> None:
@@ -108,6 +113,7 @@ class DataLoader(TorchDataLoader[Any]):
             raise ConfigurationError("in_order=False would let the workers' timing change the order: leave it out")
         if worker_type not in (None, "thread", "process"):
             raise ConfigurationError(f"worker_type={worker_type!r}: give 'thread', 'process' or None")
+        steps = _checked_steps(steps, repeat=repeat)
         wanted = Wanted(
             batch_size=batch_size,
             global_batch_size=checked_batch_size(global_batch_size, "global_batch_size"),
@@ -121,6 +127,7 @@ class DataLoader(TorchDataLoader[Any]):
             extras=None if extras is None else tuple(extras),
             address=address,
             processes=0 if worker_type == "thread" else num_workers,
+            runs_on=repeat or steps is not None,
         )
         assembly = Assembly(batch_transform=batch_transform)
         ordered = adopt(dataset, wanted)
@@ -162,6 +169,7 @@ class DataLoader(TorchDataLoader[Any]):
         self.batch_transform = batch_transform
         self.worker_type: WorkerType = worker_type or "process"
         self.global_batch_size = global_batch_size
+        self.steps, self.repeat = steps, repeat
         self.report_to: ReportTo = report_to
         self.address = address
         # Marks for Accelerate: `prepare` shares nothing out again, `save_state` keeps this loader's state.
@@ -180,7 +188,9 @@ class DataLoader(TorchDataLoader[Any]):
 
     @property
     def remaining(self) -> int:
-        """Steps left in that epoch."""
+        """Steps left in that epoch, or in the pass where `steps` says how long one is."""
+        if self.steps is not None:
+            return max(0, self.steps - self._ordered._progress.step)
         return self._ordered._steps(self._split(), self.position)
 
     @property
@@ -189,7 +199,11 @@ class DataLoader(TorchDataLoader[Any]):
         return self._playback.timings
 
     def __len__(self) -> int:
-        """Steps of a whole epoch, exactly, and the same on every rank."""
+        """Steps of a whole epoch, or of a pass; exactly, and the same on every rank. `TypeError` where it repeats."""
+        if self.repeat:
+            raise TypeError("a loader with repeat=True has no end and so no length")
+        if self.steps is not None:
+            return self.steps
         return self._ordered._steps(self._split())
 
     def set_epoch(self, epoch: int) -> None:
@@ -208,7 +222,7 @@ class DataLoader(TorchDataLoader[Any]):
         """Goes on where `state` was taken; see `StreamingDataset.load_state_dict`."""
         self._ordered.load_state_dict(state, *arguments, **options)
 
-    def __iter__(self) -> EpochIterator:  # type: ignore[override]
+    def __iter__(self) -> Pass:  # type: ignore[override]
         ordered = self._ordered
         if isinstance(ordered, DelegatedDataset):
             return ordered.iterate(self._playback, self._source, self._assembly, owner=self, report_to=self.report_to)
@@ -218,9 +232,22 @@ class DataLoader(TorchDataLoader[Any]):
             split,
             lambda: self._delivery(ordered),
             depth=self._depth(ordered, split),
+            length=Length(runs_on=self.repeat or self.steps is not None, steps=self.steps),
             owner=self,
             report_to=self.report_to,
         )
+
+    def replay(self, epoch: int, step: int | None = None, *, position: int | None = None) -> Any:
+        """This rank's batch of one step, rebuilt: the same samples through the same functions, in this process.
+
+        step: counted from 0 within an epoch that runs with today's batch size and ranks from its start; or
+        position: samples of the epoch that all ranks had been handed before, which holds over changes of both.
+
+        Moves nothing: the loader's own position stays. Raises `ConfigurationError` where there is no such step.
+        """
+        if (step is None) == (position is None):
+            raise ConfigurationError("replay() wants a step= or a position=: give one of them")
+        return self._ordered._replay(self._split(), self._assembly, epoch, step=step, position=position)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_playback"}
@@ -275,6 +302,14 @@ class DataLoader(TorchDataLoader[Any]):
 
     def _split(self) -> Split:
         return self._ordered._split(self._rank_batch, self.global_batch_size)
+
+
+def _checked_steps(steps: int | None, *, repeat: bool) -> int | None:
+    if steps is not None and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+        raise ConfigurationError(f"steps={steps!r}: give how many steps a pass has, 1 or more, or None for an epoch")
+    if steps is not None and repeat:
+        raise ConfigurationError("steps= and repeat=True contradict each other: give one of them")
+    return steps
 
 
 def _own_collate(collate_fn: Callable[[Any], Any] | None, batched: bool) -> Callable[[Any], Any] | None:

@@ -5,7 +5,8 @@ Internal. A `StreamingDataset` makes one when something must be known of the dat
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,13 @@ from forebay.daemon_client import DaemonClient, OpenedDataset
 from forebay.loading.engine import Feed
 from forebay.loading.leases import SessionLeases
 from forebay.loading.lookahead import Depth
-from forebay.order import Order, OrderOptions, SharedOrder, Split
+from forebay.order import Order, OrderOptions, Pieces, Selection, SharedOrder, Split
 from forebay.order.options import Shuffle
 from forebay.order.steps import Tail
 from forebay.progress import Identity
 from forebay.session import Session
 from forebay.topology import Topology
+from forebay_core.errors import EmptyDataset
 from forebay_core.formats import Format
 from forebay_core.manifest import Manifest
 
@@ -34,15 +36,26 @@ class OrderSpec:
     shuffle: Shuffle
     seed: int
     options: OrderOptions
+    selection: Selection = field(default_factory=Selection)
 
     def over(self, manifest: Manifest) -> Order:
-        """The order of these pieces."""
+        """The order of these pieces. Raises `EmptyDataset` where the selection leaves nothing of them."""
+        selected = None
+        if self.selection.stages:
+            pieces = Pieces(manifest.piece_rows, manifest.piece_object, manifest.objects.raw_keys())
+            selected = self.selection.over(pieces)
+            if manifest.samples and not selected.counts.any():
+                raise EmptyDataset(
+                    f"of the dataset's {manifest.samples} samples the selection {json.dumps(self.selection.spec())} "
+                    f"leaves none: give a larger fraction"
+                )
         return Order(
             manifest.piece_rows,
             seed=self.seed,
             shuffle=self.shuffle,
             options=self.options,
             total_bytes=manifest.total_bytes,
+            selected=selected,
         )
 
 
@@ -82,6 +95,15 @@ class Stream:
         """What a state is bound to."""
         return Identity(self.manifest.fingerprint, self.samples, {**self.order.spec(), "tail": tail})
 
+    def nth(self, number: int) -> tuple[int, int, int]:
+        """Sample id, piece and row of the number-th sample that takes part, in the order of the ids."""
+        found = self._by_id.epoch(0).locate(number, number + 1)
+        return int(found.sample_id[0]), int(found.piece[0]), int(found.row[0])
+
+    @cached_property
+    def _by_id(self) -> Order:
+        return replace(self.order_spec, shuffle=False, options=OrderOptions()).over(self.manifest)
+
     def shard_row(self, piece: int, row: int) -> dict[str, Any]:
         """Where a row of a piece lies: its shard's URL, and its number among the shard's rows."""
         objects = self.manifest.piece_object
@@ -106,13 +128,17 @@ class Stream:
         label = f"rank {here.rank} of {here.world_size}: {source}"
         return Feed(
             order=SharedOrder(self.order, split, here.rank),
-            connect=lambda: SessionLeases(Session(self.client, self.dataset, self.columns, label)),
+            connect=lambda: self.leases(label),
             piece_bytes=self.manifest.piece_decoded_bytes,
         )
+
+    def leases(self, label: str) -> SessionLeases:
+        """Of a session of its own, shown under this label."""
+        return SessionLeases(Session(self.client, self.dataset, self.columns, label))
 
     def depth(self, split: Split) -> Depth:
         """How far a reader in this process runs ahead: bounded in bytes, as the manifest states them."""
         step_samples = -(-split.global_batch // split.world_size)
-        step_bytes = max(1, self.manifest.total_bytes * step_samples // max(1, self.samples))
+        step_bytes = max(1, self.manifest.total_bytes * step_samples // max(1, self.manifest.samples))
         steps = max(_LEAST_AHEAD, min(_MOST_AHEAD, _AHEAD_BYTES // step_bytes))
         return Depth(steps=steps, chunk_steps=steps // 2)

@@ -14,19 +14,21 @@ from torch.utils.data import get_worker_info
 
 from forebay import progress
 from forebay.frameworks import refuse_double_sharding
-from forebay.iteration import EpochIterator, Playback, Readout
+from forebay.iteration import Length, Pass, Playback, Readout
 from forebay.loading.ahead import AheadDelivery
 from forebay.loading.assembly import Assembly
 from forebay.loading.delivery import Delivery
 from forebay.loading.engine import Engine, Feed
 from forebay.loading.lookahead import Depth
 from forebay.loading.reader import ReaderSpec
-from forebay.order import Split
+from forebay.order import RankOrder, Split
 from forebay.order.steps import Tail
 from forebay.progress import Identity, Progress, SavedState
 from forebay.reporting import ReportTo
 from forebay.topology import Ranks, Topology
 from forebay_core.errors import ConfigurationError, StateError
+
+WHOLE = Length()
 
 
 class Ordered(ABC):
@@ -139,26 +141,45 @@ class Ordered(ABC):
         delivery: Callable[[], Delivery],
         *,
         depth: Depth,
+        length: Length = WHOLE,
         owner: object = None,
         report_to: ReportTo = None,
-    ) -> EpochIterator:
+    ) -> Pass:
         """The rest of the epoch, over the machinery that `playback` has running or that is started for it."""
-        self._prepare(split)
+        self._prepare(split, runs_on=length.runs_on)
         identity = self._identity()
 
         def start() -> Readout:
             feed = self._feed(split)
-            return Readout(Engine(feed, delivery(), depth), self._progress, feed.order)
+            return Readout(Engine(feed, delivery(), depth), self._progress, feed.order, lambda: self._enter(split))
 
         readout = playback.ensure((split, self._topology(), identity), start)
         readout.report_to(report_to)
-        return EpochIterator(owner or self, readout)
+        return Pass(self if owner is None else owner, readout, length)
+
+    def _replay(
+        self, split: Split, assembly: Assembly, epoch: int, *, step: int | None = None, position: int | None = None
+    ) -> Any:
+        """The batch of one step, read by this thread; see `DataLoader.replay`."""
+        feed = self._feed(split)
+        begin = place_of_step(feed.order, epoch, step=step, position=position)
+        delivery = AheadDelivery(self._reader_spec(assembly), pin=False, ahead=False)
+        engine = Engine(feed, delivery, Depth(steps=1, chunk_steps=1))
+        try:
+            engine.seek(epoch, begin)
+            batch, _ = engine.next()
+        finally:
+            engine.close()
+        return batch.data
 
     def _in_process(self, assembly: Assembly, *, pin: bool = False) -> Delivery:
         return AheadDelivery(self._reader_spec(assembly), pin=pin, ahead=self.reads_ahead)
 
-    def _prepare(self, split: Split) -> None:  # noqa: B027 - most have nothing to prepare
-        """An iteration is about to begin: the last chance to say where, and what its epoch is."""
+    def _prepare(self, split: Split, *, runs_on: bool) -> None:  # noqa: B027 - most have nothing to prepare
+        """An iteration is about to begin: the last chance to say where."""
+
+    def _enter(self, split: Split) -> None:  # noqa: B027
+        """The next batch begins an epoch within an iteration that runs on."""
 
     def _steps(self, split: Split, position: int = 0) -> int:
         """The steps from a position to the end of the epoch."""
@@ -180,6 +201,20 @@ class Ordered(ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._playback = Playback(self)
+
+
+def place_of_step(order: RankOrder, epoch: int, *, step: int | None, position: int | None) -> int:
+    """The position at which the step begins. Raises `ConfigurationError` where there is no such step."""
+    if epoch < 0:
+        raise ConfigurationError(f"epoch {epoch}: epochs count from 0")
+    if step is not None:
+        found = order.position_of(step) if step >= 0 else None
+        if found is None:
+            raise ConfigurationError(f"step {step} does not exist: an epoch has {order.steps()} steps, counted from 0")
+        return found
+    if position is None or not 0 <= position < order.samples or order.steps(position) == 0:
+        raise ConfigurationError(f"no step begins at position {position} of an epoch of {order.samples} samples")
+    return position
 
 
 def checked_batch_size(batch_size: int | None, name: str = "batch_size") -> int | None:

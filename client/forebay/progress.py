@@ -46,6 +46,7 @@ class SavedState:
     epoch: int
     position: int
     last_global_batch: int | None
+    step: int = 0
 
 
 class Progress:
@@ -55,29 +56,36 @@ class Progress:
         self.epoch = 0
         self.position = 0
         self.last_global_batch: int | None = None
+        #: Steps handed out in this pass, where a pass is a number of steps and not an epoch.
+        self.step = 0
         #: The next iteration goes on here instead of beginning the next epoch.
         self.resuming = False
         #: Counts iterations begun and places chosen: an iterator of an earlier one has ended.
         self.moves = 0
         self._loaded = False
 
-    @property
-    def upcoming(self) -> tuple[int, int]:
-        """Epoch and position where the next iteration begins: one left in mid-epoch is followed by the next epoch."""
-        if self.position > 0 and not self.resuming:
+    def upcoming(self, *, runs_on: bool = False) -> tuple[int, int]:
+        """Epoch and position where the next iteration begins.
+
+        One that was left in mid-epoch is followed by the next epoch; where the loader `runs_on` over epochs, by the
+        next step.
+        """
+        if self.position > 0 and not self.resuming and not runs_on:
             return self.epoch + 1, 0
         return self.epoch, self.position
 
-    def begin(self) -> tuple[int, int]:
+    def begin(self, *, runs_on: bool = False) -> tuple[int, int]:
         """An iteration starts; says where."""
-        self.epoch, self.position = self.upcoming
+        self.epoch, self.position = self.upcoming(runs_on=runs_on)
+        if not self.resuming:
+            self.step = 0
         self.resuming = self._loaded = False
         self.moves += 1
         return self.epoch, self.position
 
-    def commit(self, epoch: int, position: int, global_batch: int) -> None:
-        """A batch was handed out; all before (epoch, position) is with the trainer."""
-        self.epoch, self.position, self.last_global_batch = epoch, position, global_batch
+    def commit(self, epoch: int, position: int, global_batch: int, step: int = 0) -> None:
+        """A batch was handed out; all before (epoch, position) is with the trainer, and `step` steps of this pass."""
+        self.epoch, self.position, self.last_global_batch, self.step = epoch, position, global_batch, step
         self.resuming = False
 
     def set_epoch(self, epoch: int) -> None:
@@ -92,19 +100,19 @@ class Progress:
                 f"set_epoch({epoch}) would drop the loaded position (epoch {self.epoch}, position {self.position}): "
                 f"start the epoch loop at loader.epoch, or iterate once before choosing another epoch"
             )
-        self.epoch, self.position, self.resuming = epoch, 0, False
+        self.epoch, self.position, self.step, self.resuming = epoch, 0, 0, False
         self.moves += 1
 
     def load(self, state: SavedState) -> None:
         """Takes a checked state over."""
         self.epoch, self.position = state.epoch, state.position
-        self.last_global_batch = state.last_global_batch
+        self.last_global_batch, self.step = state.last_global_batch, state.step
         self.resuming = self._loaded = True
         self.moves += 1
 
     def encode(self, identity: Identity) -> dict[str, Any]:
         """The state as JSON values, under 1 KB."""
-        return {
+        state = {
             "version": STATE_VERSION,
             "dataset": {"fingerprint": identity.fingerprint, "samples": identity.samples},
             "order": dict(identity.order),
@@ -112,6 +120,7 @@ class Progress:
             "position": self.position,
             "last_global_batch": self.last_global_batch,
         }
+        return state | ({"step": self.step} if self.step else {})
 
 
 def decode(state: Mapping[str, Any]) -> SavedState:
@@ -127,7 +136,9 @@ def decode(state: Mapping[str, Any]) -> SavedState:
         identity = Identity(str(dataset["fingerprint"]), _whole(dataset["samples"]), dict(order))
         last = state.get("last_global_batch")
         last = None if last is None else _whole(last)
-        saved = SavedState(identity, _whole(state["epoch"]), _whole(state["position"]), last)
+        saved = SavedState(
+            identity, _whole(state["epoch"]), _whole(state["position"]), last, _whole(state.get("step", 0))
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StateError(
             f"not a state of a forebay loader ({type(error).__name__}: {error}): give what state_dict() returned"

@@ -24,6 +24,7 @@ from forebay_core.errors import BadObject, ColumnNotFound, ConfigurationError
 from forebay_core.formats import from_spec
 from forebay_core.formats.base import Column, Cut, Cuts, Format, ObjectCut, ObjectInfo, Piece, Rows
 from forebay_core.formats.columns import column_of
+from forebay_core.formats.derived import sums
 from forebay_core.mapping import MappedFile
 
 _VERSION = 1
@@ -53,6 +54,11 @@ class Objects:
     def key(self, index: int) -> str:
         """The key relative to the root."""
         return bytes(self._keys[index].as_py()).decode("utf-8", "surrogateescape")
+
+    def raw_keys(self) -> list[bytes]:
+        """The bytes of all keys."""
+        keys: list[bytes] = self._keys.to_pylist()
+        return keys
 
     def size(self, index: int) -> int:
         """In bytes."""
@@ -87,6 +93,8 @@ class Manifest:
         self.version_digest: str = facts["version_digest"]
         #: Uncompressed bytes of all columns, as the objects state them.
         self.total_bytes: int = facts["total_bytes"]
+        #: Sums of what was found in the content, by name; see `ObjectCut.counts`.
+        self.counts: dict[str, int] = facts.get("counts", {})
 
         self.objects = Objects(
             _values(batch, "object_key"), _numbers(batch, "object_size"), _values(batch, "object_version")
@@ -146,6 +154,7 @@ class Manifest:
             "fingerprint": _fingerprint(format, keys, arrays),
             "version_digest": _digest([_key_bytes(info.version) for info in infos]),
             "total_bytes": int(table[:, 5].sum()),
+            "counts": sums(cut.counts for _, _, cut in ordered),
         }
         metadata = {_FACTS: json.dumps(facts).encode(), _SCHEMA: schema.serialize().to_pybytes()}
         columns = [
@@ -248,7 +257,7 @@ def _common_schema(shards: Iterable[tuple[str, ObjectCut]]) -> tuple[pa.Schema, 
 
 
 def _fingerprint(format: Format, keys: list[bytes], arrays: Mapping[str, pa.Array]) -> str:
-    spec = json.dumps(format.spec(), sort_keys=True, separators=(",", ":")).encode()
+    spec = json.dumps(format.identity(), sort_keys=True, separators=(",", ":")).encode()
     hashed = ("object_size", "piece_object", *_PIECE_COLUMNS)
     tables = (as_numpy(arrays[name], np.int64).astype("<i8").tobytes() for name in hashed)
     return _digest([spec, _digest(keys).encode(), *tables])

@@ -14,7 +14,7 @@ import itertools
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -61,7 +61,9 @@ class Job:
 
     @property
     def origin(self) -> Origin:
-        return Origin(self.url, self.piece.object.version, self.piece.cut.rows, self.columns, self.format.layout)
+        return Origin(
+            self.url, self.piece.object.version, self.piece.cut.rows, self.columns, self.format.local_layout()
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -282,6 +284,8 @@ class _Sink:
     def __call__(self, chunk: Buffer) -> None:
         if self.temp is None:
             raise InternalError(f"{self._fill.name}: the format wrote before it was given any bytes")
+        if self._is_stopped:
+            raise CancelledError
         total = room_for(self.temp.size + memoryview(chunk).nbytes)
         if total > self._reservation.bytes:
             self._ask(total)
@@ -289,7 +293,7 @@ class _Sink:
         self._reservation.written = self.temp.written
 
     def stop(self) -> None:
-        """Ends a wait for room; called on the event loop when the fill is cancelled."""
+        """Ends a wait for room, and the work at its next write; called on the event loop when the fill is cancelled."""
         self._is_stopped = True
         if self._asking is not None:
             self._asking.cancel()

@@ -204,7 +204,7 @@ class View:
             key=target.key.encode("utf-8", "surrogateescape"),
             version=obj.version,
             columns=() if form.ignores_columns() else self.columns,
-            layout=form.layout,
+            layout=form.local_layout(),
         )
 
 

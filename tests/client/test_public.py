@@ -9,7 +9,7 @@ import forebay
 
 PUBLIC = """
     IS_PAD POSITION SAMPLE_ID
-    DataLoader StreamingDataset OrderOptions Parquet Tokens BatchTiming sample_rng __version__
+    DataLoader StreamingDataset OrderOptions Packing Parquet Tokens BatchTiming sample_rng __version__
     ForebayError ConfigurationError SourceError UnknownScheme SourceNotFound AccessDenied SourceUnreachable
     ObjectChanged BadObject ColumnNotFound EmptyDataset CapacityError StateError StateMismatch
     DaemonError DaemonUnavailable InternalError

@@ -18,6 +18,7 @@ from forebay_core.formats.base import (
     Steps,
 )
 from forebay_core.formats.columns import column_of
+from forebay_core.formats.derived import recounted
 
 T = TypeVar("T")
 
@@ -59,7 +60,14 @@ class Stored:
 
 
 def cut(kind: Format, stored: Stored) -> ObjectCut:
-    return kind.cut(stored.info, stored.drive(kind.prepare(stored.info)))
+    prepared = stored.drive(kind.prepare(stored.info))
+    made = kind.cut(stored.info, prepared)
+    if not kind.must_count():
+        return made
+    counters = [kind.count(piece, prepared) for piece in pieces(stored, made)]
+    for counter in counters:
+        stored.push(counter)
+    return recounted(made, [counter.counted() for counter in counters])
 
 
 def pieces(stored: Stored, made: ObjectCut) -> list[Piece]:

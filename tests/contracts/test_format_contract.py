@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay_core.errors import BadObject, ColumnNotFound, ConfigurationError
-from forebay_core.formats import Parquet, Tokens, from_spec
+from forebay_core.formats import Filtered, Packed, Packing, Parquet, Tokens, from_spec
 from forebay_core.formats.base import Format, PieceReader
+from forebay_core.formats.predicate import Predicate
 from tests.contracts.formats import Stored, begin_fill, columns_of, cut, localised, pieces, readers
 
 ROWS = 1000
@@ -65,6 +66,35 @@ def _npy(version: tuple[int, int]) -> Callable[[], Stored]:
     return stored
 
 
+def _two_in_three() -> pa.Table:
+    """A table of which the rows to be kept are those of `_table`."""
+    table = _table()
+    places = np.repeat(np.arange(ROWS), 1 + np.arange(ROWS) % 2)
+    is_first = np.append(True, np.diff(places) > 0)
+    return table.take(places).append_column("keep", pa.array(np.where(is_first, "yes", "no").tolist()))
+
+
+def _with_rows_to_be_left_out() -> Stored:
+    file = io.BytesIO()
+    pq.write_table(_two_in_three(), file, row_group_size=90, compression="zstd")
+    return Stored("a/part-0.parquet", file.getvalue())
+
+
+def _kept() -> Expected:
+    return {**_table().to_pydict(), "keep": ["yes"] * ROWS}
+
+
+def _documents() -> Stored:
+    """Row groups of 100 sequences, and four tokens that fill none."""
+    file, tokens = io.BytesIO(), _tokens().tolist()
+    documents: list[list[int]] = []
+    for start in range(0, len(tokens), 1600):
+        group = tokens[start : start + 1600] + [7] * 4
+        documents += [group[i * 100 : (i + 1) * 100] for i in range(17)]
+    pq.write_table(pa.table({"ids": pa.array(documents, pa.list_(pa.int32()))}), file, row_group_size=17)
+    return Stored("a/documents.parquet", file.getvalue())
+
+
 def _sequences() -> Expected:
     return {"tokens": _tokens().reshape(ROWS, 16).tolist()}
 
@@ -73,6 +103,13 @@ CASES = {
     "parquet": Case(Parquet(piece_bytes=20_000), _parquet, lambda: _table().to_pydict()),
     "tokens.bin": Case(Tokens(16, "uint16", piece_bytes=5_000), _bin, _sequences),
     "tokens.npy": Case(Tokens(16, piece_bytes=5_000), _npy((1, 0)), _sequences),
+    "filtered parquet": Case(
+        Filtered(Parquet(piece_bytes=20_000), Predicate.parse([("keep", "==", "yes")])),
+        _with_rows_to_be_left_out,
+        _kept,
+    ),
+    "packed parquet": Case(Packed(Parquet(piece_bytes=1), Packing(16, "ids")), _documents, _sequences),
+    "packed tokens": Case(Packed(Tokens(10, "uint16", piece_bytes=3200), Packing(16, "tokens")), _bin, _sequences),
     "tokens.npy version 2": Case(Tokens(16, piece_bytes=5_000), _npy((2, 0)), _sequences),
 }
 

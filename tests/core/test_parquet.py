@@ -14,8 +14,9 @@ import pytest
 
 from forebay_core.errors import BadObject, ColumnNotFound
 from forebay_core.formats import Parquet
+from forebay_core.formats.arrow_layout import ArrowLocaliser
 from forebay_core.formats.base import ByteRange
-from forebay_core.formats.parquet import ParquetLocaliser
+from forebay_core.formats.parquet import ParquetDecoder
 from tests.contracts.formats import Stored, begin_fill, columns_of, cut, localised, pieces, readers
 
 KEY = "train/part-0.parquet"
@@ -102,7 +103,7 @@ def test_what_a_localiser_will_hold_in_memory_is_said_before_it_holds_anything()
     [piece] = pieces(stored, cut(Parquet(), stored))
     footer = pq.read_metadata(io.BytesIO(stored.data))
     sizes = [
-        ParquetLocaliser(footer, piece, names, lambda chunk: None, whole_bytes=whole_bytes, batch_bytes=1).memory_bytes
+        ParquetDecoder(footer, piece, names, whole_bytes=whole_bytes, batch_bytes=1).memory_bytes
         for names, whole_bytes in ((["i8"], 1 << 30), (["i8", "word"], 1 << 30), (["i8", "word"], 0))
     ]
     assert sizes[0] > 2 * 500
@@ -118,7 +119,8 @@ def test_a_piece_too_large_for_memory_is_written_in_batches_and_reads_the_same(w
     footer = pq.read_metadata(io.BytesIO(stored.data))
     local = bytearray()
     names = table.column_names
-    localiser = ParquetLocaliser(footer, piece, names, local.extend, whole_bytes=whole_bytes, batch_bytes=4000)
+    decoder = ParquetDecoder(footer, piece, names, whole_bytes=whole_bytes, batch_bytes=4000)
+    localiser = ArrowLocaliser(decoder, local.extend)
     stored.push(localiser)
     batches = pa.ipc.open_file(bytes(local)).num_record_batches
     assert batches > 5 if whole_bytes == 0 else batches == 1

@@ -377,6 +377,46 @@ def test_a_sampler_that_draws_another_list_after_a_restart_is_refused(make: Any)
         assert values(lenient)[0] == list(Keyed(salt=1))[21:28]
 
 
+@pytest.mark.parametrize("make", OWN.values(), ids=OWN)
+@pytest.mark.parametrize("workers", [{}, {"num_workers": 2}], ids=["in process", "2 workers"])
+def test_a_pass_of_a_number_of_steps_runs_on_into_the_next_list(make: Any, workers: dict[str, Any]) -> None:
+    with closing(forebay.DataLoader(Numbers(), **make())) as by_epochs:
+        epochs = [values(by_epochs) for _ in range(3)]
+    expected = [batch for epoch in epochs for batch in epoch]
+    with closing(forebay.DataLoader(Numbers(), steps=len(epochs[0]) + 3, **make(), **workers)) as loader:
+        first = values(loader)
+        second = values(loader, 4)
+        state = json.loads(json.dumps(loader.state_dict()))
+    with closing(forebay.DataLoader(Numbers(), steps=len(epochs[0]) + 3, **make(), **workers)) as resumed:
+        resumed.load_state_dict(state)
+        found = first + second + values(resumed)
+    assert len(found) == 2 * len(epochs[0]) + 6
+    assert found == expected[: len(found)]
+
+
+def test_a_batch_of_a_drawn_list_is_replayed_where_the_list_is_known() -> None:
+    shared = forebay.DataLoader(Numbers(), 7, sampler=WeightedRandomSampler(WEIGHTS, 60), seed=8)
+    own = forebay.DataLoader(Numbers(), batch_sampler=Buckets())
+    for loader in (shared, own):
+        with closing(loader):
+            batches = values(loader)
+            iterator = iter(loader)
+            following = next(iterator).tolist()
+            assert [loader.replay(0, step).tolist() for step in (0, 3, len(batches) - 1)] == [
+                batches[0],
+                batches[3],
+                batches[-1],
+            ]
+            assert loader.replay(0, position=len(batches[0])).tolist() == batches[1]
+            assert loader.replay(1, 0).tolist() == following
+            with pytest.raises(forebay.ConfigurationError, match="does not exist"):
+                loader.replay(0, len(batches))
+            assert len(list(iterator)) > 3
+    assert len(shared.replay(5, 2)) == 7
+    with pytest.raises(forebay.ConfigurationError, match="iterate the epoch first"):
+        own.replay(5, 2)
+
+
 def test_where_another_batch_size_drops_what_is_left_of_an_epoch_the_next_list_is_read() -> None:
     with closing(forebay.DataLoader(Numbers(), 10, sampler=Keyed(), drop_last=True)) as loader:
         values(loader, 9)

@@ -3,7 +3,8 @@
 import asyncio
 import errno
 import json
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay_core.errors import BadObject, CapacityError, InternalError, ObjectChanged, SourceUnreachable
+from forebay_core.formats.base import Localiser, Piece, Prepared, Sink
 from forebay_core.mapping import MappedFile
 from forebay_core.node_layout import read_error
 from tests.server.scripted import FORMAT, KIB, Rig, Swelling, content, key_of, pieces_of_room, rig
@@ -342,6 +344,40 @@ def test_draining_ends_prefetches_and_lets_demands_finish(tmp_path: Path) -> Non
             assert demand.task.result() is not None
             assert temp_files(setup) == []
             assert setup.cache.ledger.reserved_bytes == 0
+
+    asyncio.run(run())
+
+
+class Endless(Swelling):
+    """Writes nothing, again and again, until it is refused or given up."""
+
+    writing = threading.Event()
+    given_up = threading.Event()
+
+    def localise(self, piece: Piece, columns: Sequence[str], sink: Sink, prepared: Prepared) -> Localiser:
+        localiser = super().localise(piece, columns, sink, prepared)
+
+        def finish() -> None:
+            while not self.given_up.is_set():
+                sink(b"")
+                self.writing.set()
+
+        localiser.finish = finish  # type: ignore[method-assign]
+        return localiser
+
+
+def test_a_layout_that_is_long_in_the_making_ends_at_its_next_write_when_its_fill_is_cancelled(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with rig(tmp_path) as setup:
+            setup.format = Endless(16, "int32")
+            fill = setup.fills.start(setup.job(1))
+            try:
+                await until(Endless.writing.is_set, "the layout to be written")
+                await asyncio.wait_for(setup.fills.drain(0.0), 30)
+            finally:
+                Endless.given_up.set()
+            assert fill.task.cancelled()
+            assert temp_files(setup) == []
 
     asyncio.run(run())
 

@@ -30,7 +30,14 @@ class Delivery(Protocol):
         """Ends all readers. The planner has been closed before. Idempotent."""
 
 
-def leased(reader: Reader, chunk: Chunk, lookahead: Lookahead) -> Iterator[Batch]:
+class LeasesAgain(Protocol):
+    """Whoever leased a chunk's pieces."""
+
+    def lease_again(self, chunk: Chunk) -> Chunk:
+        """The chunk with its pieces leased anew."""
+
+
+def leased(reader: Reader, chunk: Chunk, lookahead: LeasesAgain) -> Iterator[Batch]:
     """The chunk's batches, each read when it is asked for; leased anew as long as its files go."""
     gone = 0
     while True:

@@ -1,10 +1,10 @@
 """The order engine: which sample every rank reads at every step, as pure functions of a seed.
 
 Read in this order: `options` (what may be chosen), `lanes` and `line` (pieces to a track), `window` and `permutation`
-(the shuffles), `sequence` (positions to samples), `steps` and `share` (positions to ranks), `plan` and `needs` (what
-the loader asks), `engine` (the surface), `rank_order` (the surface as one rank sees it), `listed` (epochs over
-explicit lists of indices), `mixture` (the order of several datasets). It does no I/O and knows nothing of torch, files
-or the daemon.
+(the shuffles), `selection` and `strata` (which samples take part), `sequence` (positions to samples), `steps` and
+`share` (positions to ranks), `plan` and `needs` (what the loader asks), `engine` (the surface), `rank_order` (the
+surface as one rank sees it), `listed` (epochs over explicit lists of indices), `mixture` (the order of several
+datasets). It does no I/O and knows nothing of torch, files or the daemon.
 """
 
 from forebay.order.engine import EpochOrder, Located, Order, Place
@@ -14,6 +14,7 @@ from forebay.order.needs import Needs
 from forebay.order.options import OrderOptions, Shuffle
 from forebay.order.plan import RankPlan
 from forebay.order.rank_order import RankOrder, SharedOrder
+from forebay.order.selection import Limit, Pieces, Portion, SelectedRows, Selection, SplitBy, portions
 from forebay.order.share import Runs, runs
 from forebay.order.steps import Split, Step, Tail
 
@@ -21,6 +22,7 @@ __all__ = [
     "BatchedOrder",
     "Draws",
     "EpochOrder",
+    "Limit",
     "ListedOrder",
     "Listing",
     "Lists",
@@ -30,15 +32,21 @@ __all__ = [
     "Needs",
     "Order",
     "OrderOptions",
+    "Pieces",
     "Place",
+    "Portion",
     "RankOrder",
     "RankPlan",
     "Runs",
+    "SelectedRows",
+    "Selection",
     "SharedOrder",
     "Shuffle",
     "Split",
+    "SplitBy",
     "Step",
     "Tail",
     "in_step_order",
+    "portions",
     "runs",
 ]

@@ -18,6 +18,7 @@ from forebay.order.needs import Needs, needs
 from forebay.order.options import OrderOptions, Shuffle, integer, resolve_lanes, resolve_window
 from forebay.order.permutation import Permutation
 from forebay.order.plan import RankPlan, plan
+from forebay.order.selection import SelectedRows
 from forebay.order.sequence import LaneReader, Sequence
 from forebay.order.steps import Split
 from forebay.order.window import Window
@@ -105,6 +106,7 @@ class Order:
     """The order of a dataset.
 
     piece_rows: rows of each piece, in the manifest's order; pieces without rows never appear.
+    selected: which of the rows of these pieces take part; None: all. Samples keep their ids in the whole dataset.
     seed: any integer.
     shuffle: "window"; "global", for data of which any row costs the same; or False for the order of the sample ids.
     total_bytes: the data's size as the manifest states it, which caps the default window; 0 where unknown.
@@ -120,13 +122,16 @@ class Order:
         shuffle: Shuffle = "window",
         options: OrderOptions | None = None,
         total_bytes: int = 0,
+        selected: SelectedRows | None = None,
     ) -> None:
         if shuffle is not False and shuffle not in _ALGORITHMS:
             raise ConfigurationError(f"shuffle={shuffle!r}: give 'window', 'global' or False")
         options = options or OrderOptions()
-        rows = np.array(piece_rows, dtype=np.int64)
+        whole = np.array(piece_rows, dtype=np.int64)
+        rows = whole if selected is None else selected.counts
         self._rows = rows
-        self._first_sample = np.cumsum(rows) - rows
+        self._selected = selected
+        self._first_sample = np.cumsum(whole) - whole
         self._seed = integer("seed", seed)
         self._shuffle = shuffle
         self._sticky = options.sticky
@@ -140,20 +145,27 @@ class Order:
                 samples=self.samples,
                 pieces=int(np.count_nonzero(rows)),
                 lanes=self.lanes,
-                total_bytes=total_bytes,
+                total_bytes=total_bytes * int(whole[rows > 0].sum()) // max(1, int(whole.sum())),
             )
         self._fixed_line = self._cut_line(0) if self._sticky or shuffle != "window" else None
         self._recent: tuple[tuple[int, EpochOrder], ...] = ()
 
     @classmethod
-    def of_indices(cls, samples: int, *, seed: int, shuffle: Literal["global", False] = "global") -> Self:
+    def of_indices(
+        cls,
+        samples: int,
+        *,
+        seed: int,
+        shuffle: Literal["global", False] = "global",
+        selected: SelectedRows | None = None,
+    ) -> Self:
         """The order of the indices [0, samples) of a map-style dataset: sample ids and rows are indices.
 
-        There is one piece, 0, and nothing ever needs it.
+        There is one piece, 0, and nothing ever needs it. `selected` is over `Pieces.of_indices(samples)`.
         """
         if integer("samples", samples) < 0:
             raise ConfigurationError(f"samples={samples}: give the length of the dataset, 0 or more")
-        order = cls([samples], seed=seed, shuffle=shuffle)
+        order = cls([samples], seed=seed, shuffle=shuffle, selected=selected)
         order._has_pieces = False
         return order
 
@@ -181,15 +193,12 @@ class Order:
 
     def spec(self) -> dict[str, Any]:
         """What a state records of the order, as JSON values. Equal specs over equal pieces are equal orders."""
-        if self._shuffle == "global":
-            return {"algorithm": self.algorithm, "seed": self._seed}
-        return {
-            "algorithm": self.algorithm,
-            "seed": self._seed,
-            "lanes": self.lanes,
-            "window": self.window,
-            "sticky": self._sticky,
-        }
+        spec = {"algorithm": self.algorithm, "seed": self._seed}
+        if self._shuffle != "global":
+            spec |= {"lanes": self.lanes, "window": self.window, "sticky": self._sticky}
+        if self._selected is not None:
+            spec["selection"] = self._selected.selection.spec()
+        return spec
 
     def epoch(self, epoch: int) -> EpochOrder:
         """The order of one epoch, 0 or more. The two asked for last are kept."""
@@ -211,7 +220,7 @@ class Order:
     def _sequence(self, epoch: int) -> Sequence:
         parts = self._cut_line(epoch) if self._fixed_line is None else self._fixed_line
         track = line.track(parts, self._lanes, self._digest, epoch) if self._shuffle == "window" else parts
-        return Sequence(self._lanes, track, self._reader(epoch), self._first_sample)
+        return Sequence(self._lanes, track, self._reader(epoch), self._first_sample, self._selected)
 
     def _reader(self, epoch: int) -> LaneReader:
         if self._shuffle == "global":

@@ -53,3 +53,9 @@ def cut_lanes(samples: int, count: int) -> Lanes:
     base, longer = divmod(samples, count)
     length = base + (slot < longer).astype(np.int64)
     return Lanes(samples, lane_of_slot, slot, length, np.cumsum(length) - length)
+
+
+def counted(first: Int64, number: Int64) -> Int64:
+    """first[i], first[i] + 1, … number[i] of them, for each i, one run after another."""
+    stop = np.cumsum(number)
+    return np.repeat(first - stop + number, number) + np.arange(stop[-1] if len(stop) else 0)

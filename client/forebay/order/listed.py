@@ -100,6 +100,9 @@ class ListedOrder:
     def steps(self, position: int = 0) -> int:
         return self.split.steps(self.samples, position)
 
+    def position_of(self, step: int) -> int | None:
+        return self.split.position_of(self.samples, step)
+
     def plan(self, epoch: int, position: int, steps: int) -> RankPlan:
         listing = self.lists.of(epoch)
         places = listing.order.epoch(epoch).plan(position, steps, split=self.split, rank=self.rank)
@@ -125,19 +128,23 @@ class BatchedOrder:
     def steps(self, position: int = 0) -> int:
         return _steps_from(self.lists.current, position)
 
+    def position_of(self, step: int) -> int | None:
+        offsets = cut(self.lists.current)
+        return int(offsets[step]) if step < len(offsets) - 1 else None
+
     def plan(self, epoch: int, position: int, steps: int) -> RankPlan:
         listing = self.lists.of(epoch)
         offsets = cut(listing)
         first = len(offsets) - 1 - _steps_from(listing, position)
         offsets = offsets[first : first + steps + 1]
-        position_of = np.arange(offsets[0], offsets[-1])
-        index = listing.indices[position_of]
+        places = np.arange(offsets[0], offsets[-1])
+        index = listing.indices[places]
         return RankPlan(
             offsets=offsets - offsets[0],
             sample_id=index,
             piece=np.zeros_like(index),
             row=index,
-            position=position_of,
+            position=places,
             is_pad=np.zeros(len(index), dtype=np.bool_),
             after=offsets[1:],
         )

@@ -89,5 +89,5 @@ def _pads(sequence: Sequence, position: int, split: Split, rank: int) -> Needs:
         return Needs.nothing()
     begin = int(tail.position[-1])
     last_step = plan(sequence, begin, 1, split=split, rank=rank)
-    pieces = np.unique(last_step.piece[last_step.is_pad])
+    pieces, _ = np.unique(last_step.piece[last_step.is_pad], return_index=True)
     return Needs(pieces, np.full_like(pieces, begin), np.full_like(pieces, sequence.samples))

@@ -3,10 +3,12 @@
 Everything random in an order comes from here, and only as raw 64-bit words of numpy's Philox4x64-10: the raw stream of
 a bit generator is fixed over numpy's versions, the methods of `Generator` are not. A word is addressed, never drawn in
 turn, so any part of any epoch can be computed alone. Changing a domain or the layout of key and counter changes every
-order: it takes a new algorithm name in `forebay.order.engine`.
+order: it takes a new algorithm name in `forebay.order.engine`. What hangs on a shard's name and not on its number has a
+key of its own (`shard_keys`), a hash of the name.
 """
 
 import hashlib
+from collections.abc import Iterable
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,8 @@ PERMUTATION = 4
 """Domain of the keys of the global permutation."""
 MIXTURE = 5
 """Domain of the permutation of a mixture's slots."""
+SPLIT = 6
+"""Domain of the membership of shards and their rows in the portions of a split."""
 
 
 def seed_digest(seed: int) -> int:
@@ -35,3 +39,15 @@ def raw_words(
     counter = np.array([0, block, stream, epoch], dtype=np.uint64)
     key = np.array([digest, domain], dtype=np.uint64)
     return np.random.Philox(counter=counter, key=key).random_raw(words)
+
+
+def shard_keys(digest: int, domain: int, names: Iterable[bytes], *, stream: int = 0) -> npt.NDArray[np.uint64]:
+    """64 bits for each name (uint64): the first 8 bytes of SHA-256 of digest, domain, stream (8 bytes each, big-endian)
+    and name, big-endian."""
+    prefix = hashlib.sha256(b"".join(number.to_bytes(8, "big") for number in (digest, domain, stream)))
+    hashes = bytearray()
+    for name in names:
+        named = prefix.copy()
+        named.update(name)
+        hashes += named.digest()[:8]
+    return np.frombuffer(hashes, dtype=">u8").astype(np.uint64)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from forebay.order.lanes import Int64
+from forebay.order.lanes import Int64, counted
 from forebay.order.sequence import Sequence
 from forebay.order.share import Share, share
 from forebay.order.steps import Schedule, Split
@@ -74,14 +74,14 @@ def _real(sequence: Sequence, mine: Share) -> _Chosen:
     lane, step = np.nonzero(mine.touched.T)
     number = mine.number[step, lane]
     evaluated = np.where(mine.touched, mine.number, 0)
-    turn = _counted(mine.turn[step, lane], number)
+    turn = counted(mine.turn[step, lane], number)
     place = sequence.places_by_lane(turn, evaluated.sum(axis=0))
     part = sequence.track.find(place)
     order = np.argsort(np.repeat(step * sequence.samples, number) + sequence.coordinates(place, part))
 
     in_step = evaluated.sum(axis=1)
     begin = np.cumsum(in_step) - in_step + mine.start - mine.skipped
-    chosen = order[_counted(begin, mine.stop - mine.start)]
+    chosen = order[counted(begin, mine.stop - mine.start)]
     slot = np.repeat(lanes.slot[lane], number)
     return _Chosen(turn[chosen] * lanes.count + slot[chosen], place[chosen], part[chosen])
 
@@ -96,9 +96,3 @@ def _pads(sequence: Sequence, schedule: Schedule, mine: Share) -> _Chosen:
     run = slice(int(mine.pad_start[-1]), int(mine.pad_stop[-1]))
     chosen = np.argsort(sequence.coordinates(place, part), kind="stable")[run]
     return _Chosen(position[chosen], place[chosen], part[chosen])
-
-
-def _counted(first: Int64, number: Int64) -> Int64:
-    """first[i], first[i] + 1, … number[i] of them, for each i, one run after another."""
-    stop = np.cumsum(number)
-    return np.repeat(first - stop + number, number) + np.arange(stop[-1] if len(stop) else 0)

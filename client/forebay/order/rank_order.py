@@ -31,6 +31,9 @@ class RankOrder(Protocol):
     def steps(self, position: int = 0) -> int:
         """The exact number of steps from a position to the end of its epoch."""
 
+    def position_of(self, step: int) -> int | None:
+        """The position at which a step of a whole epoch begins, steps counted from 0; None beyond the last."""
+
     def plan(self, epoch: int, position: int, steps: int) -> RankPlan:
         """What this rank reads in the next steps: `steps` of them, fewer where the epoch ends."""
 
@@ -56,6 +59,9 @@ class SharedOrder:
 
     def steps(self, position: int = 0) -> int:
         return self.split.steps(self.samples, position)
+
+    def position_of(self, step: int) -> int | None:
+        return self.split.position_of(self.samples, step)
 
     def plan(self, epoch: int, position: int, steps: int) -> RankPlan:
         return self.order.epoch(epoch).plan(position, steps, split=self.split, rank=self.rank)

@@ -10,6 +10,7 @@ import numpy as np
 
 from forebay.order.lanes import Int64, Lanes
 from forebay.order.line import Parts
+from forebay.order.selection import SelectedRows
 
 
 class LaneReader(Protocol):
@@ -23,13 +24,24 @@ class LaneReader(Protocol):
 
 
 class Sequence:
-    """The positions [0, samples) of one epoch. A *place* is an index into the track, a *part* one into its parts."""
+    """The positions [0, samples) of one epoch. A *place* is an index into the track, a *part* one into its parts.
 
-    def __init__(self, lanes: Lanes, track: Parts, reader: LaneReader, first_sample: Int64) -> None:
+    The track counts only the rows that are `selected`; pieces and rows that come out are the data's.
+    """
+
+    def __init__(
+        self,
+        lanes: Lanes,
+        track: Parts,
+        reader: LaneReader,
+        first_sample: Int64,
+        selected: SelectedRows | None = None,
+    ) -> None:
         self.lanes = lanes
         self.track = track
         self.reader = reader
         self._first_sample = first_sample
+        self._selected = selected
 
     @property
     def samples(self) -> int:
@@ -59,7 +71,8 @@ class Sequence:
 
     def rows(self, place: Int64, part: Int64) -> tuple[Int64, Int64]:
         """Piece, and row in the piece, of these places."""
-        return self.track.piece[part], self.track.row[part] + (place - self.track.start[part])
+        piece, row = self.track.piece[part], self.track.row[part] + (place - self.track.start[part])
+        return piece, row if self._selected is None else self._selected.rows(piece, row)
 
     def sample_ids(self, piece: Int64, row: Int64) -> Int64:
         return self._first_sample[piece] + row

@@ -81,7 +81,7 @@ class Split:
     def check(self, samples: int) -> None:
         """Raise where a whole epoch of this many samples cannot be shared out, before training starts."""
         if samples == 0:
-            raise EmptyDataset("the dataset has no samples: check its URL and that its shards have rows")
+            raise EmptyDataset("the dataset has no samples: check its URL and that its shards have rows, or its length")
         if samples < self.world_size:
             raise ConfigurationError(
                 f"the dataset's {samples} samples are fewer than the {self.world_size} ranks: "
@@ -117,6 +117,16 @@ class Split:
             steps += 1
             remaining -= take
         return steps
+
+    def position_of(self, samples: int, step: int) -> int | None:
+        """The position at which a step of a whole epoch begins, steps counted from 0; None beyond the last."""
+        full = min(step, self.full_steps(samples))
+        found = self.step(samples, full * self.global_batch)
+        for _ in range(step - full):
+            found = None if found is None else self.step(samples, found.after)
+            if found is None:
+                return None
+        return None if found is None else found.position
 
     def schedule(self, samples: int, position: int, limit: int) -> Schedule:
         """The steps from a position on, at most `limit`, none beyond the end of the epoch."""

@@ -1,14 +1,20 @@
 """The formats that forebay reads, and how one is found: by its name in a spec, or by the extensions of the keys.
 
-A new format is one module with a `Format`, and a line in `_FORMATS`.
+A new format is one module with a `Format`, and a line in `_FORMATS`. Formats over another one (`derived`) are found by
+their names alone; in a spec, a base that is null is the one that the objects' extensions tell.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from forebay_core.errors import ConfigurationError
 from forebay_core.formats.base import Format
+from forebay_core.formats.filtered import Filtered
+from forebay_core.formats.packed import Packed
+from forebay_core.formats.packing import Packing
 from forebay_core.formats.parquet import Parquet
+from forebay_core.formats.predicate import Predicate, Where
 from forebay_core.formats.tokens import Tokens
 
 _FORMATS: dict[str, type[Format]] = {kind.name: kind for kind in (Parquet, Tokens)}
@@ -25,6 +31,8 @@ def by_extension(key: str) -> type[Format] | None:
 
 def from_spec(spec: Mapping[str, Any]) -> Format:
     """The format of a spec as `Format.spec` gives it: its name and options; the version of its cut may be left out."""
+    if str(spec.get("name")) in _DERIVED:
+        return _derived_from(spec)
     options = dict(spec)
     kind = _FORMATS.get(str(options.pop("name", None)))
     if kind is None:
@@ -34,10 +42,30 @@ def from_spec(spec: Mapping[str, Any]) -> Format:
         made = kind(**options)
     except TypeError as error:
         raise ConfigurationError(f"format {kind.name!r} does not take these options ({error})") from error
-    known = made.spec()["cut"]
-    if cut not in (None, known):
-        raise ConfigurationError(f"format {kind.name!r} is cut by {known!r} here, not by {cut!r}: index the data anew")
-    return made
+    return _of_cut(made, cut)
+
+
+def compose(
+    format: Format | None, *, where: "Where | Predicate | None" = None, packing: Packing | None = None
+) -> Format | None:
+    """The format with a row filter and sequence packing over it, those of the two that are given, in this order.
+
+    Raises `ConfigurationError` for a filter that is none.
+    """
+    if where is not None:
+        format = Filtered(format, Predicate.parse(where))
+    if packing is not None:
+        format = Packed(format, packing)
+    return format
+
+
+def resolve(format: Format | None, keys: Iterable[str]) -> Format:
+    """The format for these keys: what is not given of it is found by their extensions, as `infer` does."""
+    if format is None:
+        return infer(keys)
+    if isinstance(format, Filtered | Packed):
+        return replace(format, base=resolve(format.base, keys))
+    return format
 
 
 def infer(keys: Iterable[str]) -> Format:
@@ -70,6 +98,53 @@ def is_data_key(relative_key: str) -> bool:
     return all(segment and segment[0] not in "._" for segment in segments) and not segments[-1].endswith(".crc")
 
 
+def _derived_from(spec: Mapping[str, Any]) -> Format:
+    options = dict(spec)
+    name, base, cut = str(options.pop("name")), options.pop("base", None), options.pop("cut", None)
+    made = _DERIVED[name](_base(name, base), options)
+    return _of_cut(made, cut)
+
+
+def _base(name: str, spec: object) -> Format | None:
+    """The format of a base's spec. What may lie under what is fixed: nothing else is deeper than two."""
+    if spec is None:
+        return None
+    if not isinstance(spec, Mapping) or spec.get("name") in _NOT_UNDER[name]:
+        raise ConfigurationError(f"format {name!r} cannot lie over {str(spec)[:100]!r}")
+    return from_spec(spec)
+
+
+def _filtered(base: Format | None, options: Mapping[str, Any]) -> Format:
+    _only(Filtered, options, "where")
+    return Filtered(base, Predicate.parse(options["where"]))
+
+
+def _packed(base: Format | None, options: Mapping[str, Any]) -> Format:
+    _only(Packed, options, "packing")
+    return Packed(base, Packing.from_spec(options["packing"]))
+
+
+_DERIVED: dict[str, Callable[[Format | None, Mapping[str, Any]], Format]] = {
+    Filtered.name: _filtered,
+    Packed.name: _packed,
+}
+_NOT_UNDER = {Filtered.name: (Filtered.name, Packed.name), Packed.name: (Packed.name,)}
+
+
+def _only(kind: type[Format], options: Mapping[str, Any], name: str) -> None:
+    if set(options) != {name}:
+        raise ConfigurationError(
+            f"format {kind.name!r} takes {name!r}, not the options {', '.join(map(repr, options))}"
+        )
+
+
+def _of_cut(made: Format, cut: object) -> Format:
+    known = made.spec()["cut"]
+    if cut not in (None, known):
+        raise ConfigurationError(f"format {made.name!r} is cut by {known!r} here, not by {cut!r}: index the data anew")
+    return made
+
+
 def _with_defaults(kind: type[Format], key: str) -> Format:
     if kind is Tokens:
         raise ConfigurationError(
@@ -79,4 +154,18 @@ def _with_defaults(kind: type[Format], key: str) -> Format:
     return kind()
 
 
-__all__ = ["Format", "Parquet", "Tokens", "by_extension", "from_spec", "infer", "is_data_key"]
+__all__ = [
+    "Filtered",
+    "Format",
+    "Packed",
+    "Packing",
+    "Parquet",
+    "Tokens",
+    "Where",
+    "by_extension",
+    "compose",
+    "from_spec",
+    "infer",
+    "is_data_key",
+    "resolve",
+]

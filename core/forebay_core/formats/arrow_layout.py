@@ -10,7 +10,7 @@ What holds in such a file, whatever the object looked like:
 `arrow_reader` is the other side. Runs on a worker thread of the daemon; holds one batch in memory.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,11 @@ import pyarrow as pa
 from pyarrow import types
 
 from forebay_core.arrow_arrays import dtype_of
-from forebay_core.formats.base import Sink
+from forebay_core.formats.base import Buffer, ByteRange, Decoder, Sink
 from forebay_core.formats.columns import is_text, plain
 
+#: The layout's name, by which others know that it is this one.
+NAME = "arrow-1"
 #: A dictionary with more than this share of the rows saves nothing, and costs a look-up.
 _WORTHWHILE_DICTIONARY = 0.5
 
@@ -47,6 +49,21 @@ def write(batches: Iterable[pa.RecordBatch], sink: Sink) -> None:
         writer.write_batch(first)
         for batch in batches:
             writer.write_batch(batch)
+
+
+class ArrowLocaliser:
+    """Writes the batches of a decoder as one local file."""
+
+    def __init__(self, decoder: Decoder, sink: Sink) -> None:
+        self._decoder, self._sink = decoder, sink
+        self.ranges: Sequence[ByteRange] = decoder.ranges
+        self.memory_bytes = decoder.memory_bytes
+
+    def write(self, chunk: Buffer) -> None:
+        self._decoder.write(chunk)
+
+    def finish(self) -> None:
+        write(self._decoder.batches(), self._sink)
 
 
 def _encoded(column: pa.ChunkedArray) -> pa.ChunkedArray:

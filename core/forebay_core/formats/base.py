@@ -15,12 +15,15 @@ Four moments, four methods:
   writes the local layout to a sink. It runs on a worker thread.
 * `open`, in a trainer's worker: the rows of a mapped local file.
 
+Formats whose rows are derived from those of another one (`derived`) need two more, both in the daemon: of theirs
+`count`, which finds the number of a piece's rows in its content when a manifest is built; of the other one's `decode`.
+
 A format is a frozen dataclass of its options; `spec` is their canonical JSON, part of a dataset's fingerprint.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, overload
 
 import numpy as np
@@ -116,6 +119,8 @@ class ObjectCut:
     schema: pa.Schema
     #: Tokens (or other items) at the end of the object that fill no row and belong to no piece.
     dropped: int = 0
+    #: What was found in the content, by name, such as the tokens that fill no sequence; see `Counted`.
+    counts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +146,47 @@ class Localiser(Protocol):
 
     def finish(self) -> None:
         """Writes what is left. Raises `BadObject` where the bytes are not what they should be."""
+
+
+class Decoder(Protocol):
+    """Turns the bytes of one piece into Arrow batches of its rows. Driven by one thread at a time."""
+
+    #: As of a `Localiser`.
+    ranges: Sequence[ByteRange]
+    memory_bytes: int
+    #: About what the largest of the batches takes.
+    batch_bytes: int
+
+    def write(self, chunk: Buffer) -> None:
+        """As of a `Localiser`."""
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The piece's rows in the types of the layout "arrow-1", once, after the last byte was written.
+
+        One batch, in which text may be dictionary-encoded, or several, in which nothing is. Raises `BadObject`.
+        """
+
+    def counts(self) -> Mapping[str, int]:
+        """What it counted by name while it decoded; known when the batches are exhausted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What was found in a piece's content: its rows, the bytes of their columns, and sums for `ObjectCut.counts`."""
+
+    rows: int
+    decoded_bytes: int
+    counts: Mapping[str, int]
+
+
+class Counter(Localiser, Protocol):
+    """Is pushed a piece's bytes like a `Localiser`, and writes nothing."""
+
+    def counted(self) -> Counted:
+        """After `finish`."""
+
+    def stop(self) -> None:
+        """Nobody wants the count any more: lets `finish` end soon, whatever it has come to. On any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,3 +259,31 @@ class Format(ABC):
     def ignores_columns(self) -> bool:
         """True where the local layout is the same whatever columns are chosen."""
         return self.as_is
+
+    def identity(self) -> dict[str, Any]:
+        """The part of the spec that says what the rows are: what a dataset's fingerprint is made of."""
+        return self.spec()
+
+    def local_layout(self) -> str:
+        """The local layout's name, with all options that the bytes of a given piece depend on."""
+        return self.layout
+
+    def decode(self, piece: Piece, columns: Sequence[str], prepared: Prepared) -> Decoder | None:
+        """The rows of a piece as Arrow batches; None where they are only to be had by way of the local layout.
+
+        Raises `BadObject`, `ColumnNotFound`.
+        """
+        return None
+
+    def must_count(self) -> bool:
+        """True where the rows of a piece are to be found in its content: then `count` says how many there are, and what
+        `cut` says of rows and decoded bytes is of no meaning."""
+        return False
+
+    def count(self, piece: Piece, prepared: Prepared) -> Counter:
+        """Begins to count a piece's rows. Raises `BadObject`, `ColumnNotFound`, `ConfigurationError`."""
+        raise NotImplementedError(f"the rows of {self.name} need no counting")
+
+    def why_empty(self, counts: Mapping[str, int]) -> str:
+        """Why a dataset of at least one object and with these counts has no samples."""
+        return "they are all empty"

@@ -3,7 +3,7 @@
 Everything is known from the footer: a piece is a run of row groups, packed while the footer's uncompressed size of all
 columns allows. A fill fetches only the byte ranges of the wanted columns, and decodes them once for the whole node.
 
-All but `open` runs in the daemon, the `Localiser` on one worker thread at a time. No thread pool of pyarrow's is used:
+All but `open` runs in the daemon, the `Decoder` on one worker thread at a time. No thread pool of pyarrow's is used:
 the daemon decides how many pieces are decoded at once.
 """
 
@@ -64,7 +64,7 @@ class Parquet(Format):
     piece_bytes: int = 32 << 20
 
     name: ClassVar[str] = "parquet"
-    layout: ClassVar[str] = "arrow-1"
+    layout: ClassVar[str] = arrow_layout.NAME
     extensions: ClassVar[tuple[str, ...]] = (".parquet", ".parq", ".pq")
     as_is: ClassVar[bool] = False
 
@@ -87,7 +87,10 @@ class Parquet(Format):
         return ObjectCut(Cuts.of(_pack(groups, self.piece_bytes)), schema)
 
     def localise(self, piece: Piece, columns: Sequence[str], sink: Sink, prepared: Prepared) -> Localiser:
-        return ParquetLocaliser(prepared.facts, piece, columns, sink)
+        return arrow_layout.ArrowLocaliser(ParquetDecoder(prepared.facts, piece, columns), sink)
+
+    def decode(self, piece: Piece, columns: Sequence[str], prepared: Prepared) -> "ParquetDecoder":
+        return ParquetDecoder(prepared.facts, piece, columns)
 
     def open(self, buffer: memoryview, piece: Piece, columns: Mapping[str, Column]) -> ArrowReader:
         return ArrowReader(buffer, piece, columns)
@@ -123,7 +126,7 @@ def _pack(groups: Sequence[_Group], piece_bytes: int) -> Iterator[Cut]:
         first = last
 
 
-class ParquetLocaliser:
+class ParquetDecoder:
     """Collects the wanted columns' bytes of one piece, and decodes them when all are there."""
 
     def __init__(
@@ -131,14 +134,13 @@ class ParquetLocaliser:
         footer: pq.FileMetaData,
         piece: Piece,
         columns: Sequence[str],
-        sink: Sink,
         *,
         whole_bytes: int = _WHOLE_BYTES,
         batch_bytes: int = _BATCH_BYTES,
     ) -> None:
-        self._footer, self._piece, self._columns, self._sink = footer, piece, list(columns), sink
+        self._footer, self._piece, self._columns = footer, piece, list(columns)
         self._groups = list(range(piece.cut.first_unit, piece.cut.first_unit + piece.cut.units))
-        self._whole_bytes, self._batch_bytes = whole_bytes, batch_bytes
+        self._whole_bytes = whole_bytes
         if self._groups[-1] >= footer.num_row_groups:
             raise BadObject(f"{_where(piece)} is not there, it has {footer.num_row_groups} row groups: index it anew")
         self._schema = _arrow_schema(footer, piece.object)
@@ -151,8 +153,8 @@ class ParquetLocaliser:
         self._decoded_bytes = sum(_least_decoded_bytes(chunk) for chunk in chunks)
         self.ranges: Sequence[ByteRange] = coalesce((_range(c, piece.object) for c in chunks), gap_bytes=_GAP_BYTES)
         self._expected = sum(wanted.length for wanted in self.ranges)
-        at_once = self._decoded_bytes if self._fits_whole else batch_bytes
-        self.memory_bytes = self._expected + _DECODED_COPIES * at_once
+        self.batch_bytes = self._decoded_bytes if self._fits_whole else batch_bytes
+        self.memory_bytes = self._expected + _DECODED_COPIES * self.batch_bytes
         self._bytes = bytearray()
         self._received = 0
 
@@ -170,12 +172,14 @@ class ParquetLocaliser:
         self._bytes[self._received : stop] = data
         self._received = stop
 
-    def finish(self) -> None:
+    def batches(self) -> Iterator[pa.RecordBatch]:
         if self._received != self._expected:
             raise BadObject(f"{_where(self._piece)} got {self._received} bytes of {self._expected}: fetch it again")
-        batches = self._whole() if self._fits_whole else self._in_batches()
-        arrow_layout.write(batches, self._sink)
+        yield from self._whole() if self._fits_whole else self._in_batches()
         self._bytes = bytearray()
+
+    def counts(self) -> dict[str, int]:
+        return {}
 
     def _whole(self) -> Iterator[pa.RecordBatch]:
         dictionaries = [name for name in self._columns if self._has_dictionary(name)]
@@ -186,7 +190,7 @@ class ParquetLocaliser:
         yield from batches
 
     def _in_batches(self) -> Iterator[pa.RecordBatch]:
-        size = max(1, self._piece.cut.rows * self._batch_bytes // self._decoded_bytes)
+        size = max(1, self._piece.cut.rows * self.batch_bytes // self._decoded_bytes)
         rows = 0
         with self._decoding():
             source = self._file([]).iter_batches(size, self._groups, self._columns, use_threads=False)

@@ -6,6 +6,7 @@ file of any size is cut by arithmetic.
 """
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -96,18 +97,19 @@ class Tokens(Format):
 
 
 class TokenReader(PieceReader):
-    """Samples of one piece, straight from its bytes. Every row given must lie in [0, rows)."""
+    """Sequences of one piece that lie end to end in the local file. Every row given must lie in [0, rows)."""
 
     def __init__(self, buffer: memoryview, piece: Piece, columns: Mapping[str, Column], dtype: str | None) -> None:
         for name in columns:
             _only_tokens(name)
         column = columns[COLUMN]
-        expected = piece.cut.stop - piece.cut.start
+        token = np.dtype(dtype or column.dtype)
+        expected = piece.cut.rows * math.prod(column.shape) * token.itemsize
         if len(buffer) != expected:
             raise BadObject(f"{piece.object.key!r} (piece {piece.index}) has {len(buffer)} bytes here, not {expected}")
         self.rows = piece.cut.rows
         self._native = column.dtype
-        self._view: npt.NDArray[Any] = np.frombuffer(buffer, dtype or column.dtype).reshape(self.rows, *column.shape)
+        self._view: npt.NDArray[Any] = np.frombuffer(buffer, token).reshape(self.rows, *column.shape)
 
     def take(self, name: str, rows: Rows, out: npt.NDArray[Any]) -> None:
         _only_tokens(name)

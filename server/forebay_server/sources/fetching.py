@@ -11,20 +11,39 @@ order, so that its first one is never behind its own later ones. Called on the e
 
 import asyncio
 import contextlib
+import itertools
+import os
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic
 
 from forebay_core.errors import ConfigurationError
-from forebay_core.formats.base import Buffer, ByteRange, Format, ObjectCut, ObjectInfo, Prepared, Steps, T
-from forebay_server.concurrency import OneForAll, end_all, gather_bounded
+from forebay_core.formats.base import (
+    Buffer,
+    ByteRange,
+    Counted,
+    Counter,
+    Format,
+    ObjectCut,
+    ObjectInfo,
+    Piece,
+    Prepared,
+    Steps,
+    T,
+)
+from forebay_core.formats.derived import recounted
+from forebay_server.concurrency import OneForAll, complete, end_all, gather_bounded
+from forebay_server.memory import Memory
 from forebay_server.sources.registry import Stores
 from forebay_server.sources.remote import Target
 from forebay_server.sources.retries import READING, RetryPolicy, attempt
 
 MIB = 1 << 20
+#: Pieces of one object that are counted at once: enough that bytes are on their way while others are decoded.
+_COUNTS = 4
 OnChunk = Callable[[Buffer], Awaitable[None]]
 
 
@@ -38,20 +57,26 @@ class Fetcher:
         part_bytes: int = 8 * MIB,
         parts_in_flight: int = 16,
         prepared_bytes: int = 128 * MIB,
+        count_bytes: int = 1024 * MIB,
         retries: RetryPolicy = READING,
     ) -> None:
         """Parts of 8 MiB: long enough that a request's latency is a small part of it, short enough to be repeated.
 
         `prepared_bytes`: of memory for what formats know of objects: the footers of some thousands of usual files.
+        `count_bytes`: of memory for all pieces together whose rows are being counted; a larger piece goes alone.
         """
-        if part_bytes < 1 or parts_in_flight < 1 or prepared_bytes < 0:
-            raise ConfigurationError("part_bytes and parts_in_flight must be at least 1, prepared_bytes at least 0")
+        if part_bytes < 1 or parts_in_flight < 1 or prepared_bytes < 0 or count_bytes < 1:
+            raise ConfigurationError("part_bytes, parts_in_flight and count_bytes must be 1 at least, prepared_bytes 0")
         self._stores = stores
         self._part_bytes = part_bytes
         self._parts_in_flight = parts_in_flight
         self._places = asyncio.Semaphore(parts_in_flight)
         self._kept = PreparedObjects(prepared_bytes)
         self._preparing: OneForAll[_Name, Prepared] = OneForAll()
+        self._counting = Memory(count_bytes)
+        self._turns = itertools.count()
+        #: For what takes long: nobody else's work may wait for it, nor a part's place in memory be held meanwhile.
+        self._threads = ThreadPoolExecutor(os.cpu_count() or 1, "forebay-count")
         self._retries = retries
 
     async def prepare(self, root: str, obj: ObjectInfo, format: Format) -> Prepared:
@@ -62,15 +87,44 @@ class Fetcher:
         return kept or await self._preparing.result(name, lambda: self._prepare(name, target, obj, format))
 
     async def cut(self, root: str, obj: ObjectInfo, format: Format) -> ObjectCut:
-        """The object as the format cuts it. What it came to know of it for that is kept for a while."""
+        """The object as the format cuts it, its rows counted where that must be. What it came to know of it for that is
+        kept for a while."""
         target = self._stores.target(root, obj.key)
         prepared, cut = await self._drive(target, obj, _prepared_and_cut(obj, format))
+        if format.must_count():
+
+            async def count(index: int) -> Counted:
+                return await self._count(root, Piece(index, obj, cut.pieces[index]), format, prepared)
+
+            counted = await gather_bounded(_COUNTS, count, range(len(cut.pieces)))
+            cut = await asyncio.to_thread(recounted, cut, counted)
         self._kept.put((target.url, obj.version, format), prepared)
         return cut
 
+    async def _count(self, root: str, piece: Piece, format: Format, prepared: Prepared) -> Counted:
+        counter = await asyncio.to_thread(format.count, piece, prepared)
+
+        async def push(chunk: Buffer) -> None:
+            await complete(asyncio.ensure_future(asyncio.to_thread(counter.write, chunk)))
+
+        async with self._counting.taken(_Turn(next(self._turns)), counter.memory_bytes):
+            await self.stream(root, piece.object, counter.ranges, push)
+            await self._finish(counter)
+        return counter.counted()
+
+    async def _finish(self, counter: Counter) -> None:
+        finishing = asyncio.get_running_loop().run_in_executor(self._threads, counter.finish)
+        try:
+            await asyncio.shield(finishing)
+        except asyncio.CancelledError:
+            counter.stop()
+            await complete(asyncio.ensure_future(asyncio.wait([finishing])))
+            raise
+
     async def close(self) -> None:
-        """Ends what is being prepared."""
+        """Ends what is being prepared. Counts must have ended."""
         await self._preparing.close()
+        self._threads.shutdown()
 
     async def _prepare(self, name: "_Name", target: Target, obj: ObjectInfo, format: Format) -> Prepared:
         prepared = await self._drive(target, obj, format.prepare(obj))
@@ -183,6 +237,14 @@ class PreparedObjects:
         while self._used > self._capacity:
             _, dropped = self._entries.popitem(last=False)
             self._used -= dropped.memory_bytes + self.ENTRY_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Who takes memory for a count: they go in the order in which they came."""
+
+    turn: int
+    is_demand: bool = True
 
 
 def _prepared_and_cut(obj: ObjectInfo, format: Format) -> Steps[tuple[Prepared, ObjectCut]]:

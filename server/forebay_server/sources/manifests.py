@@ -21,7 +21,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from forebay_core.errors import BadObject, ConfigurationError, EmptyDataset, ForebayError, PieceGone
-from forebay_core.formats import from_spec, infer
+from forebay_core.formats import from_spec, resolve
 from forebay_core.formats.base import Format, ObjectCut, ObjectInfo
 from forebay_core.locations import Source
 from forebay_core.manifest import Manifest
@@ -85,7 +85,7 @@ class Manifests:
 
     async def _open(self, source: Source, format: Format | None) -> OpenedDataset:
         listing = await list_objects(self._stores, source)
-        format = format or infer(obj.key for obj in listing.objects)
+        format = resolve(format, (obj.key for obj in listing.objects))
         endpoint = self._stores.target(listing.source.root).store.endpoint
         dataset_id = await asyncio.to_thread(_dataset_id, listing, format, endpoint)
         if dataset_id in self._kept and self._path(dataset_id).exists():
@@ -104,7 +104,10 @@ class Manifests:
         self._tell_dropped(root, objects, cuts)
         manifest = await asyncio.to_thread(Manifest.build, root, format, list(zip(objects, cuts, strict=True)))
         if not manifest.samples:
-            raise EmptyDataset(f"{listing.source.display} has no samples: its {len(objects)} objects are all empty")
+            why = format.why_empty(manifest.counts)
+            raise EmptyDataset(f"{listing.source.display} has no samples in its {len(objects)} objects: {why}")
+        if manifest.counts:
+            _log.info("%s: %s", listing.source.display, ", ".join(f"{n} {what}" for what, n in manifest.counts.items()))
         path = self._path(dataset_id)
         await asyncio.to_thread(_save, manifest, path)
         return OpenedDataset(dataset_id, path, manifest)
@@ -165,7 +168,7 @@ def _format(format_json: str) -> Format | None:
         return None
     try:
         spec = json.loads(format_json)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigurationError(f"the format is not JSON ({error}): give what Format.spec() returns") from error
     if not isinstance(spec, dict):
         raise ConfigurationError(f"the format is not a JSON object: {format_json[:100]!r}")

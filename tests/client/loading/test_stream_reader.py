@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from forebay.keys import IS_PAD, POSITION, SAMPLE_ID
-from forebay.loading.chunk import Batch, Chunk, Failed, Lost, PieceFile, StepEnd
 from forebay.loading.assembly import Assembly
+from forebay.loading.chunk import Batch, Chunk, Failed, Lost, PieceFile, StepEnd
 from forebay.loading.reader import read
 from forebay.loading.stream_reader import StreamReader, StreamReaderSpec
 from forebay_core.errors import ConfigurationError
@@ -138,7 +138,9 @@ def test_both_paths_give_the_same_batches(parquet: Local) -> None:
 
 
 def test_a_chunk_of_several_steps_is_cut_where_each_step_ends(parquet: Local) -> None:
-    result = batches(read(parquet.reader(assembly=Assembly(extras=(SAMPLE_ID, POSITION, IS_PAD))), parquet.chunk(STEPS)))
+    result = batches(
+        read(parquet.reader(assembly=Assembly(extras=(SAMPLE_ID, POSITION, IS_PAD))), parquet.chunk(STEPS))
+    )
     assert [batch.data["id"].tolist() for batch in result] == STEPS
     assert [batch.samples for batch in result] == [5, 2, 0, 1]
     for batch, step in zip(result, STEPS, strict=True):

@@ -6,11 +6,13 @@ Only the random words are shared with the engine, and even they are asked from n
 
 import hashlib
 import math
-from typing import NamedTuple
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 import numpy as np
 
-PIECES, PARTS, WINDOW, PERMUTATION, MIXTURE = 1, 2, 3, 4, 5
+PIECES, PARTS, WINDOW, PERMUTATION, MIXTURE, SPLIT = 1, 2, 3, 4, 5, 6
+UNIT_LEVELS, WORD_LEVELS = 15, 5
 
 
 class Sample(NamedTuple):
@@ -36,9 +38,18 @@ def bit_reversed_lanes(lanes: int) -> list[int]:
 
 
 def positions(
-    rows: list[int], *, seed: int, shuffle: str | bool, lanes: int, window: int, sticky: bool, epoch: int
+    whole: list[int],
+    *,
+    seed: int,
+    shuffle: str | bool,
+    lanes: int,
+    window: int,
+    sticky: bool,
+    epoch: int,
+    chosen: list[list[int]],
 ) -> list[Sample]:
-    """The sample at every position of an epoch."""
+    """The sample at every position of an epoch; `chosen` are the rows of each piece that take part, ascending."""
+    rows = [len(each) for each in chosen]
     total = sum(rows)
     pieces = [piece for piece, number in enumerate(rows) if number]
     if shuffle == "global":
@@ -46,7 +57,7 @@ def positions(
     if shuffle == "window":
         keys = words(seed, PIECES, len(pieces), epoch=0 if sticky else epoch)
         pieces = [piece for _, piece in sorted(zip(keys, pieces, strict=True))]
-    line = [(piece, row) for piece in pieces for row in range(rows[piece])]
+    line = [(piece, row) for piece in pieces for row in chosen[piece]]
     round_of_lanes = bit_reversed_lanes(lanes)
     lengths = [0] * lanes
     for slot, lane in enumerate(round_of_lanes):
@@ -56,7 +67,7 @@ def positions(
     for lane, length in enumerate(lengths):
         samples = []
         for piece, row in line[coordinate : coordinate + length]:
-            samples.append(Sample(lane, coordinate, sum(rows[:piece]) + row, piece, row))
+            samples.append(Sample(lane, coordinate, sum(whole[:piece]) + row, piece, row))
             coordinate += 1
         if shuffle == "window":
             samples = _shuffled(samples, seed, lane, window, epoch)
@@ -114,6 +125,59 @@ def draws(sources: list[int], slots: list[int], seed: int, stop: int) -> list[tu
             result.append((source, drawn[source] // sources[source], drawn[source] % sources[source]))
             drawn[source] += 1
     return result
+
+
+def chosen(stages: list[dict[str, Any]], rows: list[int], shard: list[int], keys: list[bytes]) -> list[list[int]]:
+    """The rows of each piece that a selection's spec names."""
+    taken = [(piece, row) for piece, number in enumerate(rows) for row in range(number)]
+    splits = 0
+    for stage in stages:
+        if "limit" in stage:
+            taken = taken[: stage["limit"]]
+            continue
+        number_in_shard = dict.fromkeys(shard, 0)
+        left = []
+        for piece, row in taken:
+            number = number_in_shard[shard[piece]]
+            number_in_shard[shard[piece]] += 1
+            if portion_of(keys[shard[piece]], number, stage, splits) == stage["portion"]:
+                left.append((piece, row))
+        taken = left
+        splits += 1
+    return [[row for at, row in taken if at == piece] for piece in range(len(rows))]
+
+
+def portion_of(name: bytes, row: int, stage: dict[str, Any], splits: int) -> str | None:
+    """The portion to which a row of a shard belongs: one way down the tree, with the bounds between all portions."""
+    names = sorted(stage["of"])
+    sums = [
+        sum((Fraction(repr(stage["of"][name])) for name in names[:number]), Fraction(0))
+        for number in range(len(names) + 1)
+    ]
+    if abs(sums[-1] - 1) < Fraction(1, 10**6):
+        sums = [min(each, Fraction(1)) for each in sums[:-1]] + [Fraction(1)]
+    bounds = [math.floor(each * 2**40 + Fraction(1, 2)) for each in sums]
+    seed = hashlib.sha256(str(stage["seed"]).encode()).digest()[:8]
+    key = int(hashlib.sha256(seed + SPLIT.to_bytes(8) + splits.to_bytes(8) + name).hexdigest()[:16], 16)
+    if stage["by"] == "shard":
+        return next((name for number, name in enumerate(names) if key >> 24 < bounds[number + 1]), None)
+    unit = splitmix(key, (row >> UNIT_LEVELS) + 1)
+    shares = [((bound << UNIT_LEVELS) + (splitmix(unit, 0) >> 24)) >> 40 for bound in bounds]
+    path = f"{row % 2**UNIT_LEVELS:0{UNIT_LEVELS}b}"
+    for depth, side in enumerate(path):
+        above = path[: depth - depth % WORD_LEVELS]
+        word = splitmix(unit, int("1" + above, 2)) >> 32
+        bit = word >> int("1" + path[len(above) : depth], 2) & 1
+        lefts = [(share + bit) // 2 for share in shares]
+        shares = lefts if side == "0" else [share - left for share, left in zip(shares, lefts, strict=True)]
+    return next((name for number, name in enumerate(names) if shares[number] < shares[number + 1]), None)
+
+
+def splitmix(key: int, number: int) -> int:
+    word = (key + number * 0x9E3779B97F4A7C15) % 2**64
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ word >> 27) * 0x94D049BB133111EB % 2**64
+    return word ^ word >> 31
 
 
 class Step(NamedTuple):

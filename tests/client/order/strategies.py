@@ -1,11 +1,24 @@
 """What the order's property tests draw: datasets of odd shapes, options, and ways to share an epoch out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
-from forebay.order import EpochOrder, Order, OrderOptions, Shuffle, Split
+from forebay.order import (
+    EpochOrder,
+    Limit,
+    Order,
+    OrderOptions,
+    Pieces,
+    Selection,
+    Shuffle,
+    Split,
+    portions,
+)
+from forebay.order.selection import Stage
 from tests.client.order import model
 
 TAILS = ("even", "drop", "pad")
@@ -22,21 +35,57 @@ class Case:
     window: int
     sticky: bool
     epoch: int
+    selection: Selection | None = None
 
     def order(self) -> Order:
         options = OrderOptions(lanes=self.lanes, window=self.window, sticky=self.sticky)
-        return Order(self.rows, seed=self.seed, shuffle=self.shuffle, options=options)
+        selected = None if self.selection is None else self.selection.over(pieces_of(self.rows))
+        return Order(self.rows, seed=self.seed, shuffle=self.shuffle, options=options, selected=selected)
 
     def engine(self) -> EpochOrder:
         return self.order().epoch(self.epoch)
 
     def model(self) -> list[model.Sample]:
-        arguments: dict[str, Any] = {**vars(self), "window": self.order().window}
-        return model.positions(**arguments)
+        names = ("seed", "shuffle", "lanes", "sticky", "epoch")
+        arguments: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return model.positions(self.rows, **arguments, window=self.order().window, chosen=self.chosen)
+
+    @cached_property
+    def chosen(self) -> list[list[int]]:
+        pieces = pieces_of(self.rows)
+        spec = [] if self.selection is None else self.selection.spec()
+        return model.chosen(spec, self.rows, pieces.shard.tolist(), list(pieces.keys))
 
     @property
     def samples(self) -> int:
-        return sum(self.rows)
+        return sum(map(len, self.chosen))
+
+
+def pieces_of(rows: list[int]) -> Pieces:
+    """Shards of 1, 2, 3, 1, 2, 3, … pieces."""
+    shard = [number for number in range(len(rows)) for _ in range(number % 3 + 1)][: len(rows)]
+    keys = [b"shard-%d" % number for number in range(len(rows))]
+    return Pieces(np.array(rows, dtype=np.int64), np.array(shard, dtype=np.int64), keys)
+
+
+@st.composite
+def stages(draw: st.DrawFn) -> Stage:
+    if draw(st.booleans()):
+        return Limit(draw(st.integers(1, 300)))
+    shares = draw(st.lists(st.integers(1, 100), min_size=1, max_size=4))
+    whole = sum(shares) + draw(st.sampled_from((0, 0, 7)))
+    fractions = {name: share / whole for name, share in zip("dbac", shares, strict=False)}
+    made = portions(fractions, seed=draw(st.integers()), by=draw(st.sampled_from(("sample", "sample", "shard"))))
+    return made[draw(st.sampled_from(sorted(made)))]
+
+
+def selections() -> st.SearchStrategy[Selection]:
+    return st.builds(Selection, st.lists(stages(), max_size=3).map(tuple))
+
+
+def selected_cases(**sizes: int) -> st.SearchStrategy[Case]:
+    """Cases of which a selection takes part; it may leave nothing."""
+    return st.builds(replace, cases(**sizes), selection=selections())
 
 
 def cases(*, smallest: int = 0, largest: int = 400) -> st.SearchStrategy[Case]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.order import MixtureOrder, Order, OrderOptions, Split
+from forebay.order import MixtureOrder, Order, OrderOptions, Pieces, Selection, Split, portions
 
 ROWS = [5, 7, 0, 4, 8]
 SMALL: list[tuple[dict[str, Any], list[int], int, int, list[int]]] = [
@@ -119,3 +119,31 @@ def test_a_mixture_of_the_default_block_is_what_it_always_was() -> None:
     columns = np.stack([draws.source, draws.source_epoch, draws.source_position]).astype("<i8")
     expected = "367d320108fab5dbf439d1db048ae57cd874021e6113da80a2363054aef1bfb4"
     assert hashlib.sha256(columns.tobytes()).hexdigest() == expected
+
+
+def rows_of(
+    pieces: Pieces, name: str, fractions: dict[str, float], *, times: int = 1, **options: Any
+) -> list[list[int]]:
+    selected = Selection((portions(fractions, **options)[name],) * times).over(pieces)
+    numbers = [np.arange(count) for count in selected.counts]
+    return [selected.rows(np.full_like(index, piece), index).tolist() for piece, index in enumerate(numbers)]
+
+
+def test_portions_of_a_split_are_what_they_always_were() -> None:
+    keys = [b"a/0.parquet", b"a/1.parquet", b"\xff.parquet"]
+    pieces = Pieces(np.array([9, 4, 0, 12]), np.array([0, 0, 1, 2]), keys)
+    fractions = {"train": 0.6, "eval": 0.3, "test": 0.1}
+    assert rows_of(pieces, "train", fractions, seed=17) == [[0, 3, 5, 6, 8], [1, 2], [], [1, 2, 4, 6, 7, 9, 10]]
+    assert rows_of(pieces, "eval", fractions, seed=17) == [[1, 2, 4], [0, 3], [], [3, 5, 8, 11]]
+    assert rows_of(pieces, "test", fractions, seed=17) == [[7], [], [], [0]]
+    halves = {"a": 0.5, "b": 0.5}
+    assert rows_of(pieces, "b", halves, times=2) == [[1, 5], [0], [], [0, 4, 8]]
+    assert rows_of(pieces, "a", halves, seed=-(2**80), by="shard") == [[], [], [], list(range(12))]
+
+
+def test_a_small_portion_of_a_big_shard_is_what_it_always_was() -> None:
+    shard = Pieces(np.array([200_000]), np.array([0]), [b"shard-0000"])
+    (rows,) = rows_of(shard, "eval", {"train": 0.9999, "eval": 0.0001})
+    expected = [7283, 8909, 24314, 39569, 44732, 56124, 61979, 72812, 74096, 85063, 96968, 99810]
+    assert rows[:12] == expected
+    assert rows[12:] == [112093, 128819, 133781, 139859, 154250, 163061, 168202, 172945, 188124]

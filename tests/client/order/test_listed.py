@@ -36,6 +36,7 @@ def test_every_rank_reads_its_share_of_the_places_and_finds_the_lists_indices_th
         plain = SharedOrder(listing.order, split, rank)
         assert order.samples == len(indices)
         assert order.steps(3) == plain.steps(3)
+        assert order.position_of(1) == plain.position_of(1)
         mine, theirs = order.plan(epoch, 3, 100), plain.plan(epoch, 3, 100)
         assert mine.offsets.tolist() == theirs.offsets.tolist()
         assert mine.after.tolist() == theirs.after.tolist()
@@ -68,6 +69,7 @@ def test_steps_that_were_cut_already_are_read_as_they_are(batches: list[list[int
     assert plan.after.tolist() == offsets[first + 1 : first + steps + 1].tolist()
     assert plan.position.tolist() == list(range(offsets[first], plan.after[-1]))
     assert not plan.is_pad.any()
+    assert [order.position_of(step) for step in range(len(batches) + 1)] == [*offsets[:-1].tolist(), None]
     assert [order.steps(int(offset)) for offset in offsets] == list(range(len(batches), -1, -1))
 
 

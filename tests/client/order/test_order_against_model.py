@@ -10,10 +10,15 @@ from hypothesis import strategies as st
 from forebay.order import EpochOrder, RankPlan, Split
 from forebay_core.errors import ConfigurationError
 from tests.client.order import model
-from tests.client.order.strategies import Case, cases, splits
+from tests.client.order.strategies import Case, cases, selected_cases, splits
 
 QUICK = settings(max_examples=100, deadline=None)
 THOROUGH = settings(max_examples=300, deadline=None)
+
+
+def either(**sizes: int) -> st.SearchStrategy[Case]:
+    """A whole dataset, or a selection of its samples."""
+    return cases(**sizes) | selected_cases(**sizes)
 
 
 def rows_of(plan: RankPlan, step: int) -> list[tuple[int, ...]]:
@@ -39,7 +44,7 @@ def all_ranks(epoch: EpochOrder, position: int, steps: int, split: Split) -> lis
 
 
 @THOROUGH
-@given(case=cases(), pairs=st.lists(st.tuples(splits(), st.integers(1, 5)), min_size=1, max_size=6))
+@given(case=either(), pairs=st.lists(st.tuples(splits(), st.integers(1, 5)), min_size=1, max_size=6))
 def test_plans_equal_the_model_through_any_changes_of_world_and_batch_size(case: Case, pairs: list[Any]) -> None:
     epoch, expected = case.engine(), case.model()
     position = 0
@@ -54,7 +59,7 @@ def test_plans_equal_the_model_through_any_changes_of_world_and_batch_size(case:
 
 
 @THOROUGH
-@given(case=cases(largest=900), data=st.data())
+@given(case=either(largest=900), data=st.data())
 def test_any_range_of_positions_equals_the_model(case: Case, data: st.DataObject) -> None:
     expected = [sample.sample_id for sample in case.model()]
     start, stop = sorted(data.draw(st.tuples(*[st.integers(0, case.samples)] * 2)))
@@ -64,7 +69,7 @@ def test_any_range_of_positions_equals_the_model(case: Case, data: st.DataObject
 
 
 @QUICK
-@given(case=cases(), data=st.data())
+@given(case=either(), data=st.data())
 def test_samples_are_located_where_the_model_has_them(case: Case, data: st.DataObject) -> None:
     start, stop = sorted(data.draw(st.tuples(*[st.integers(0, case.samples)] * 2)))
     located = case.engine().locate(start, stop)
@@ -126,7 +131,7 @@ def test_the_sequence_of_steps_is_the_same_for_any_number_of_ranks(
 
 
 @THOROUGH
-@given(case=cases(), split=splits(), position=st.integers(0, 400), rank=st.integers(0, 6))
+@given(case=either(), split=splits(), position=st.integers(0, 400), rank=st.integers(0, 6))
 def test_needs_bound_every_position_at_which_a_piece_is_planned(
     case: Case, split: Split, position: int, rank: int
 ) -> None:
@@ -154,7 +159,7 @@ def test_needs_name_only_lanes_that_the_rank_reads_from(case: Case, split: Split
 
 
 @QUICK
-@given(case=cases(), data=st.data())
+@given(case=either(), data=st.data())
 def test_places_are_the_next_samples_of_the_lanes(case: Case, data: st.DataObject) -> None:
     position = data.draw(st.integers(0, case.samples))
     expected = case.model()

@@ -61,6 +61,19 @@ def test_a_schedule_is_its_single_steps_one_after_another(tail: Any) -> None:
                 assert [Step(*row) for row in zip(*(a.tolist() for a in arrays), strict=True)] == steps[:limit]
 
 
+@pytest.mark.parametrize("tail", ["even", "drop", "pad"])
+@pytest.mark.parametrize(("world_size", "global_batch"), [(1, 1), (1, 7), (3, 5), (4, 4), (5, 30)])
+def test_the_position_of_a_step_is_where_the_steps_before_it_end(tail: Any, world_size: int, global_batch: int) -> None:
+    split = Split(world_size, global_batch, tail)
+    for samples in range(5, 80):
+        begins = []
+        step = split.step(samples, 0)
+        while step is not None:
+            begins.append(step.position)
+            step = split.step(samples, step.after)
+        assert [split.position_of(samples, number) for number in range(len(begins) + 3)] == [*begins, None, None, None]
+
+
 def test_the_first_ranks_get_the_samples_that_do_not_divide() -> None:
     step = Split(4, 10, "even").step(100, 0)
     assert step is not None
