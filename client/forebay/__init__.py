@@ -27,6 +27,7 @@ from forebay_core.errors import (
     StateError,
     StateMismatch,
     UnknownScheme,
+    WorkerError,
 )
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ __all__ = [
     "StreamingDataset",
     "Tokens",
     "UnknownScheme",
+    "WorkerError",
     "__version__",
     "sample_rng",
 ]

@@ -1,8 +1,8 @@
 """`forebay.DataLoader`: torch's DataLoader, with an exact position.
 
 It has torch's signature in torch's order; what is forebay's own is keyword-only. It is a torch `DataLoader`
-(`isinstance` and every attribute hold), but plans in the trainer's process and reads with threads or torch's worker
-processes, so that neither their number nor their timing can change a batch.
+(`isinstance` and every attribute hold), but plans in the trainer's process and reads with threads or worker processes
+of its own, so that neither their number nor their timing can change a batch.
 """
 
 import warnings
@@ -19,9 +19,11 @@ from forebay.delegated import DelegatedDataset
 from forebay.iteration import Length, Pass, Playback
 from forebay.loading.assembly import Assembly
 from forebay.loading.carried import Ahead, InTurn, Processes, Source, StreamSpec
+from forebay.loading.chunk import Batch
 from forebay.loading.delivery import Delivery
 from forebay.loading.lookahead import Depth
 from forebay.loading.processes import ProcessDelivery, WorkerOptions
+from forebay.loading.start_methods import check as check_start_method
 from forebay.loading.threads import ThreadDelivery
 from forebay.order import Split
 from forebay.order.steps import Tail
@@ -60,8 +62,8 @@ class DataLoader(TorchDataLoader[Any]):
         seed, tail, extras, rank, world_size, device_mesh, process_group: as in `StreamingDataset`; for a dataset that
             has none of its own.
         batch_transform: called with each whole batch, after collation; its value is what is handed out.
-        worker_type: `"process"` (torch's worker processes) or `"thread"`. None: processes. Without workers, a
-            background thread reads a stream ahead; a map-style dataset is read by the trainer's own thread.
+        worker_type: `"process"` (worker processes, with torch's options) or `"thread"`. None: processes. Without
+            workers, a background thread reads a stream ahead; a map-style dataset is read by the trainer's own thread.
         global_batch_size: samples of a step over all ranks, kept when the world size changes; instead of `batch_size`,
             which is None then.
         steps: a pass of `for batch in loader` is so many steps, over the epochs' borders, and the next one goes on
@@ -113,6 +115,8 @@ class DataLoader(TorchDataLoader[Any]):
             raise ConfigurationError("in_order=False would let the workers' timing change the order: leave it out")
         if worker_type not in (None, "thread", "process"):
             raise ConfigurationError(f"worker_type={worker_type!r}: give 'thread', 'process' or None")
+        if num_workers > 0 and worker_type != "thread":
+            check_start_method(multiprocessing_context)
         steps = _checked_steps(steps, repeat=repeat)
         wanted = Wanted(
             batch_size=batch_size,
@@ -291,7 +295,8 @@ class DataLoader(TorchDataLoader[Any]):
             worker_init_fn=self.worker_init_fn,
             multiprocessing_context=self.multiprocessing_context,
             generator=self.generator,
-            pin_memory=self._pins,
+            pin=Batch.pin_memory if self._pins else None,
+            dataset=self.dataset,
         )
 
     def _depth(self, ordered: Ordered, split: Split) -> Depth:

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from forebay.daemon_client import DaemonClient, OpenedDataset
 from forebay.loading.engine import Feed
 from forebay.loading.leases import SessionLeases
 from forebay.loading.lookahead import Depth
+from forebay.loading.places import shard_row
 from forebay.order import Order, OrderOptions, Pieces, Selection, SharedOrder, Split
 from forebay.order.options import Shuffle
 from forebay.order.steps import Tail
@@ -106,11 +105,8 @@ class Stream:
 
     def shard_row(self, piece: int, row: int) -> dict[str, Any]:
         """Where a row of a piece lies: its shard's URL, and its number among the shard's rows."""
-        objects = self.manifest.piece_object
-        index = int(objects[piece])
-        first = int(np.searchsorted(objects, index))
-        before = int(self.manifest.row_start[piece] - self.manifest.row_start[first])
-        return {"shard": f"{self.manifest.root.rstrip('/')}/{self.manifest.objects.key(index)}", "row": before + row}
+        shard, number = shard_row(self.manifest, piece, row)
+        return {"shard": shard, "row": number}
 
     def with_window_of(self, saved: Identity) -> "Stream":
         """This stream with the window of a state of the same kind of order over the same data; else itself."""

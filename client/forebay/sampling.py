@@ -2,7 +2,8 @@
 
 So a sample is augmented alike in any topology, after any resume, in any worker, and differently in each epoch. The
 generator is handed to a transform that has a parameter `rng`, and to any code it calls by `sample_rng()`. The process's
-global generators are never touched here: in threads that would change dropout in the trainer.
+global generators are never touched here: in threads that would change dropout in the trainer. A worker process, whose
+generators are its own, `follow`s the samples and seeds them.
 """
 
 import inspect
@@ -19,6 +20,7 @@ SAMPLE_DOMAIN = 64
 """Domain of the Philox key; the order's domains are smaller."""
 
 _current = threading.local()
+_followers: list[Callable[[int, int, int], None]] = []
 
 
 class SampleStream:
@@ -37,10 +39,27 @@ class SampleStream:
     ) -> Any:
         """`function(sample)`, with the sample's generator within its reach."""
         _current.stream, _current.at, _current.generator = self, (epoch, sample_id, draw), None
+        for follower in _followers:
+            follower(epoch, sample_id, draw)
         try:
             return function(sample, rng=sample_rng()) if with_rng else function(sample)
         finally:
             _current.stream = None
+
+
+def follow(follower: Callable[[int, int, int], None]) -> None:
+    """For a worker process, which has one reader: `follower` is told what the user's code is about to work on.
+
+    It gets (epoch, sample id, draw) before a transform gets that sample, and (epoch, ~id of the first sample, 0) before
+    a step.
+    """
+    _followers.append(follower)
+
+
+def begin_step(epoch: int, first_sample_id: int) -> None:
+    """A reader begins with a step, whose samples may reach the user's code together."""
+    for follower in _followers:
+        follower(epoch, ~first_sample_id, 0)
 
 
 def sample_rng() -> np.random.Generator:

@@ -16,6 +16,7 @@
     ├── CapacityError               a piece cannot fit into the cache
     ├── StateError                  a state that cannot be loaded, or read here
     │   └── StateMismatch           a state of other data, another order or another seed
+    ├── WorkerError                 a worker process died, hangs or cannot be started; also a RuntimeError
     ├── PieceGone                   a cached file that was leased is not there any more (handled inside the loader)
     └── DaemonError
         ├── DaemonUnavailable       no daemon answers at the address; also a ConnectionError
@@ -32,7 +33,9 @@ class ForebayError(Exception):
     """Base of all errors that forebay raises on purpose."""
 
     def __str__(self) -> str:
-        return str(self.args[0]) if self.args else type(self).__name__
+        """The one line that was said, also where torch's loader has passed it on as the traceback of a worker."""
+        said = str(self.args[0]).rstrip().rpartition("\n")[2] if self.args else type(self).__name__
+        return said.removeprefix(f"{type(self).__module__}.{type(self).__qualname__}: ")
 
 
 class ConfigurationError(ForebayError, ValueError):
@@ -89,6 +92,10 @@ class StateMismatch(StateError):
 
 class PieceGone(ForebayError):
     """A cached file that was leased is not there any more; the loader leases it again."""
+
+
+class WorkerError(ForebayError, RuntimeError):
+    """A worker process died, hangs or cannot be started. Iterating again starts others."""
 
 
 class DaemonError(ForebayError):

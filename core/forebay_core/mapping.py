@@ -30,6 +30,7 @@ libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 MAP_FAILED = ctypes.c_void_p(-1).value
 _MADV_POPULATE_READ = 22
 _MAP_FIXED = 0x10
+_MAP_POPULATE = 0x8000
 _READ_FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
 
@@ -105,6 +106,23 @@ def populate(start: int, stop: int) -> int:
         return 0
     code = ctypes.get_errno()
     return 0 if code == errno.EINVAL else code
+
+
+def map_shared(fd: int, length: int) -> memoryview:
+    """The first bytes of a file, faulted in, to read and to write; whoever maps the file sees what is written.
+
+    Unmapped with the last view; no descriptor is kept.
+    """
+    flags = mmap.MAP_SHARED | _MAP_POPULATE
+    address = libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+    if address == MAP_FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, f"cannot map {length} bytes of shared memory ({os.strerror(code)})")
+    pages = _Pages()
+    weakref.finalize(pages, libc.munmap, address, length).atexit = False
+    memory = (ctypes.c_ubyte * length).from_address(address)
+    memory.pages = pages  # type: ignore[attr-defined]
+    return memoryview(memory).cast("B")
 
 
 def is_mapped(path: str | os.PathLike[str]) -> bool:

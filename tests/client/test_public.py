@@ -12,7 +12,7 @@ PUBLIC = """
     DataLoader StreamingDataset OrderOptions Packing Parquet Tokens BatchTiming sample_rng __version__
     ForebayError ConfigurationError SourceError UnknownScheme SourceNotFound AccessDenied SourceUnreachable
     ObjectChanged BadObject ColumnNotFound EmptyDataset CapacityError StateError StateMismatch
-    DaemonError DaemonUnavailable InternalError
+    DaemonError DaemonUnavailable InternalError WorkerError
 """
 
 

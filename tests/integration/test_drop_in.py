@@ -12,7 +12,6 @@ import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, SequentialSampler, get_worker_info
 
 import forebay
-from forebay.loading.processes import Beginning
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -57,11 +56,6 @@ def test_in_a_worker_process_the_dataset_is_the_users_own_and_worker_init_fn_can
     with closing(forebay.DataLoader(Numbers(), 5, num_workers=2, worker_init_fn=open_the_dataset)) as loader:
         opened = {number for _, numbers in loader for number in numbers.tolist()}
     assert opened == {7, 8}
-
-
-def test_what_a_worker_does_first_can_be_sent_to_a_process_that_is_not_forked() -> None:
-    beginning = Beginning(open_the_dataset)
-    assert pickle.loads(pickle.dumps(beginning)) == beginning
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2, "worker_type": "thread"}], ids=["in process", "threads"])

@@ -1,7 +1,6 @@
 """The loader over a real daemon: exactly once, one order, exact positions, whatever the topology and the workers."""
 
 import json
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
@@ -504,27 +503,6 @@ def test_loading_draws_nothing_from_the_trainers_generators(loader: dict[str, An
     with job(source, address, world_size=1, batch_size=20, dataset=DATASET, loader=loader) as ranks:
         ranks.run(2)
     assert torch.equal(torch.rand(1), expected)
-
-
-def test_a_loader_whose_worker_died_starts_others_when_it_is_iterated_again(source: str, address: str) -> None:
-    with job(source, address, world_size=1, batch_size=20, dataset=DATASET, loader={"num_workers": 1}) as ranks:
-        ranks.run(2)
-        (loader,) = ranks.loaders
-        state = loader.state_dict()
-        with pytest.raises(RuntimeError, match="worker"):
-            read_without_workers(loader)
-        loader.load_state_dict(state)
-        ranks.run()
-        assert sorted(sample for _, _, sample in ranks.seen) == list(range(SAMPLES))
-
-
-def read_without_workers(loader: forebay.DataLoader) -> None:
-    """torch raises where it learns of it: in the signal's handler, or when it waits for a batch."""
-    iterator = iter(loader)
-    for child in multiprocessing.active_children():
-        child.kill()
-        child.join(10)
-    list(iterator)
 
 
 def test_a_state_that_is_refused_changes_nothing(source: str, address: str) -> None:

@@ -242,6 +242,22 @@ def test_a_sample_that_an_epoch_has_several_times_is_augmented_differently_each_
     assert len(set(numbers.tolist())) == 12
 
 
+class Drawing(Numbers):
+    """The sample is a number from the process's generator."""
+
+    def __getitem__(self, index: int) -> int:
+        return random.getrandbits(40)
+
+
+def test_in_worker_processes_the_global_generators_tell_the_draws_of_a_sample_apart_too() -> None:
+    drawn = []
+    for workers in (1, 2):
+        with closing(forebay.DataLoader(Drawing(), 4, sampler=[7] * 12, num_workers=workers)) as loader:
+            drawn.append(np.concatenate(values(loader)).tolist())
+    assert len(set(drawn[0])) == 12
+    assert drawn[0] == drawn[1]
+
+
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_a_distributed_sampler_becomes_the_loaders_own_order(shuffle: bool, drop_last: bool) -> None:

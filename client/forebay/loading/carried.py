@@ -11,7 +11,7 @@ import itertools
 import threading
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from forebay.loading.assembly import Assembly, Clock
 from forebay.loading.chunk import Closed
-from forebay.loading.processes import Beginning, WorkerOptions, generator_of
+from forebay.loading.processes import WorkerOptions
+from forebay.order.philox import seed_digest
 from forebay.timing import Stage
 
 _CLOSE_SECONDS = 5.0
@@ -271,7 +272,7 @@ class Processes:
             self.close()
             self._copies.start = start
         if self._generator is None:
-            self._seeds.manual_seed(generator_of(start.epoch).initial_seed())
+            self._seeds.manual_seed(seed_digest(start.epoch) >> 1)
         self._carried = iter(self._loader)
         self._next_epoch = start.epoch + 1
 
@@ -294,7 +295,7 @@ class Processes:
                 batch_size=None,
                 num_workers=options.num_workers,
                 collate_fn=_as_it_is,
-                pin_memory=options.pin_memory,
+                pin_memory=options.pin is not None,
                 timeout=options.timeout,
                 worker_init_fn=Beginning(options.worker_init_fn),
                 multiprocessing_context=options.multiprocessing_context,
@@ -322,6 +323,19 @@ class _Copies(IterableDataset[Carried]):
         start = self.start
         self.start = Start(start.epoch + 1, after_end=start.of(info.id).ended)
         yield from read(self._spec, start, info.id)
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What a worker does first: it shows the user's dataset to their code, and calls their `worker_init_fn`."""
+
+    worker_init_fn: Callable[[int], None] | None
+
+    def __call__(self, worker_id: int) -> None:
+        info: Any = get_worker_info()
+        object.__setattr__(info, "dataset", info.dataset.users)  # a WorkerInfo refuses to be set
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(worker_id)
 
 
 def _as_it_is(carried: Any) -> Any:

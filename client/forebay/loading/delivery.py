@@ -1,6 +1,6 @@
 """The contract of whoever hands batches to the trainer in order, and what its implementations share.
 
-`AheadDelivery` reads in one thread of this process, `ThreadDelivery` in several, `ProcessDelivery` in torch's worker
+`AheadDelivery` reads in one thread of this process, `ThreadDelivery` in several, `ProcessDelivery` in worker
 processes. Chunks go round among the readers, and their batches come back in the same order: so a slow one delays and
 never reorders. After an error nothing more is asked of a delivery until it is started anew.
 """

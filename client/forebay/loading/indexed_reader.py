@@ -12,7 +12,7 @@ from torch.utils.data import Subset
 
 from forebay.loading.assembly import Assembly, Clock
 from forebay.loading.chunk import Batch, Chunk
-from forebay.sampling import SampleStream
+from forebay.sampling import SampleStream, begin_step
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,10 @@ class IndexedReaderSpec:
     seed: int
     assembly: Assembly = field(default_factory=Assembly)
     repeats: bool = False
+
+    def place(self, piece: int, row: int) -> str:
+        """Where a sample lies, in words."""
+        return f"index {row}"
 
     def reader(self, *, is_closed: Callable[[], bool] = lambda: False) -> "IndexedReader":
         """A reader for this thread; nothing that it does waits."""
@@ -49,6 +53,7 @@ class IndexedReader:
         for end, start, stop in zip(chunk.ends, bounds[:-1], bounds[1:], strict=True):
             clock.begin()
             cut = slice(start, stop)
+            begin_step(chunk.epoch, int(chunk.sample_id[start]))
             samples = self._samples(chunk, cut)
             clock.lap("read")
             batch = self._assembly.with_extras(self._assembly.collated(samples), chunk, cut)

@@ -1,34 +1,43 @@
-"""Reads in torch's worker processes: for transforms that hold the GIL.
+"""Reads in worker processes: for transforms that hold the GIL.
 
-torch's own loader does it, over a sampler of chunks: its processes, pinning, time limits and errors are torch's.
+The processes are our own and not those of torch's loader: its workers share one pipe, so that one that is killed can
+hang them all, cannot be replaced, and raises in the middle of whatever the trainer is doing; they pass tensors through
+names in /dev/shm and sockets in temporary directories; and torch asks for the next chunk inside its own `next()`. What
+users know of torch's workers holds: their options, `get_worker_info()`, and that an error is raised as it was.
 """
 
-import os
-import select
-import threading
-import warnings
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+from torch._utils import ExceptionWrapper
 
-from forebay.loading.chunk import Batch, Chunk, Failed, Lost
-from forebay.loading.delivery import leased
+from forebay.loading.chunk import Batch, Closed, Failed, Lost
+from forebay.loading.crew import Crew, Task
+from forebay.loading.delivery import ATTEMPTS
 from forebay.loading.lookahead import Lookahead
-from forebay.loading.reader import Reader, ReaderSpec, read
+from forebay.loading.reader import ReaderSpec
+from forebay.loading.start_methods import context_for
+from forebay.loading.workers import Assignment, Result
 from forebay.order.philox import seed_digest
-from forebay_core.errors import by_name
+from forebay_core.errors import DaemonError, WorkerError, by_name
 
-Result = list[Batch] | Lost | Failed
-"""What comes back for a chunk; an empty list for none."""
+_PREFETCH_FACTOR = 2
+_FEED_SECONDS = 0.02
+_LOOK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """torch's options of worker processes, as its `DataLoader` takes them."""
+    """torch's options of worker processes, as its `DataLoader` takes them.
+
+    dataset: what `get_worker_info().dataset` is in a worker. `generator` is asked for its seed and never advanced.
+    pin: called with each batch that comes back, on a thread of its own.
+    """
 
     num_workers: int
     prefetch_factor: int | None = None
@@ -36,175 +45,148 @@ class WorkerOptions:
     worker_init_fn: Callable[[int], None] | None = None
     multiprocessing_context: Any = None
     generator: torch.Generator | None = None
-    pin_memory: bool = False
+    pin: Callable[[Batch], Batch] | None = None
+    dataset: Any = None
 
 
 class ProcessDelivery:
-    """Worker processes that live as long as this object."""
+    """Worker processes that live as long as this object. Chunks go to whoever has the least to do."""
 
     def __init__(self, spec: ReaderSpec, options: WorkerOptions) -> None:
-        self._spec = spec
-        self._plans = _Plans()
+        self._spec, self._options = spec, options
+        self._most_tasks = (options.prefetch_factor or _PREFETCH_FACTOR) * options.num_workers
         self._batches: deque[Batch] = deque()
-        self._loader = self._make_loader(options)
-        self._results: Iterator[Result] | None = None
+        #: In the order of the batches. Those that have come back stay until it is their turn.
+        self._tasks: dict[int, Task] = {}
+        self._number = 0
+        self._crew: Crew | None = None
+        self._pinner: ThreadPoolExecutor | None = None
 
     def start(self, lookahead: Lookahead) -> None:
-        if not self._is_whole():
-            self.close()
+        self._lookahead = lookahead
         self._batches.clear()
-        self._plans.lookahead = self._lookahead = lookahead
-        self._results = iter(self._loader)
+        self._tasks.clear()
+        if self._crew is not None and not self._crew.is_sound:
+            self.close()
+        if self._crew is None:
+            self._crew = Crew(context_for(self._options.multiprocessing_context), self._assignments())
+        self._crew.want_from(self._number)
 
     def next(self) -> Batch:
-        assert self._results is not None
-        while not self._batches:
-            if self._plans.is_idle:
-                self._lookahead.await_chunk()
-            result = next(self._results)
-            if result != []:
-                self._plans.under_way -= 1
-                self._batches.extend(self._settled(result))
+        try:
+            while not self._batches:
+                self._advance()
+            self._feed()
+            self._receive(0)
+        except WorkerError:
+            self.close()
+            raise
         return self._batches.popleft()
 
     def close(self) -> None:
         self._batches.clear()
-        iterator, self._results = self._results, None
-        self._loader._iterator = None
-        if iterator is not None:
-            iterator._shutdown_workers()  # type: ignore[attr-defined]
+        self._tasks.clear()
+        crew, self._crew = self._crew, None
+        if crew is not None:
+            crew.close()
+        if self._pinner is not None:
+            self._pinner.shutdown()
+            self._pinner = None
 
-    def _is_whole(self) -> bool:
-        """Whether all workers live that there are; torch would go on with a crew of which one has died."""
-        workers = getattr(self._results, "_workers", ())
-        return all(worker.is_alive() for worker in workers)
+    def _assignments(self) -> list[Assignment]:
+        options = self._options
+        seed = seed_digest(self._spec.seed) >> 1 if options.generator is None else options.generator.initial_seed()
+        return [
+            Assignment(self._spec, number, options.num_workers, seed + number, options.dataset, options.worker_init_fn)
+            for number in range(options.num_workers)
+        ]
 
-    def _make_loader(self, options: WorkerOptions) -> DataLoader[Any]:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="This DataLoader will create")  # said by the user's own loader
-            return DataLoader(
-                _Chunks(self._spec, os.getpid()),
-                batch_size=None,
-                sampler=self._plans,
-                num_workers=options.num_workers,
-                collate_fn=_as_it_is,
-                pin_memory=options.pin_memory,
-                timeout=options.timeout,
-                worker_init_fn=Beginning(options.worker_init_fn),
-                multiprocessing_context=options.multiprocessing_context,
-                generator=options.generator or generator_of(self._spec.seed),
-                prefetch_factor=options.prefetch_factor,
-                persistent_workers=True,
-            )
+    def _feed(self) -> None:
+        """Hands out what is planned, as far as there is room for it."""
+        assert self._crew is not None
+        while len(self._tasks) < self._most_tasks:
+            chunk = self._lookahead.take_ready()
+            if chunk is None:
+                return
+            task = self._tasks[self._number] = Task(self._number, chunk)
+            self._number += 1
+            self._crew.send(task)
 
-    def _settled(self, result: Result) -> list[Batch]:
-        """The batches of a result, read here where a worker found files gone. Raises what a worker could not read."""
-        if isinstance(result, Failed):
-            raise by_name(result.error)(result.message)
-        if not isinstance(result, Lost):
+    def _advance(self) -> None:
+        """Waits for the next batches and takes them."""
+        self._feed()
+        if not self._tasks:
+            self._lookahead.await_chunk()
+            return
+        first = next(iter(self._tasks.values()))
+        self._await(first)
+        del self._tasks[first.number]
+        self._batches.extend(_batches(first.result))
+
+    def _await(self, first: Task) -> None:
+        assert self._crew is not None
+        begun = time.monotonic()
+        while first.result is None:
+            if self._lookahead.is_closed():
+                raise Closed
+            self._receive(self._patience(begun))
+            if first.result is None and 0 < self._options.timeout <= time.monotonic() - begun:
+                raise WorkerError(
+                    f"no batch came within timeout={self._options.timeout:g} s: {self._crew.stuck(first)}; give more "
+                    f"time, or look what the transform waits for there"
+                )
+            self._feed()
+
+    def _receive(self, seconds: float) -> None:
+        assert self._crew is not None
+        for task, result in self._crew.receive(seconds):
+            self._take(task, result)
+
+    def _patience(self, begun: float) -> float:
+        """How long to wait for workers before looking at something else."""
+        most = _LOOK_SECONDS if len(self._tasks) >= self._most_tasks else _FEED_SECONDS
+        if self._options.timeout == 0:
+            return most
+        return max(0.0, min(most, begun + self._options.timeout - time.monotonic()))
+
+    def _pinned(self, result: Result) -> Result | Future[list[Batch]]:
+        pin = self._options.pin
+        if pin is None or not isinstance(result, list):
             return result
-        reader = self._spec.reader()
-        try:
-            return list(leased(reader, self._lookahead.lease_again(result.chunk), self._lookahead))
-        finally:
-            reader.close()
+        if self._pinner is None:
+            self._pinner = _pinner()
+        return self._pinner.submit(lambda: [pin(batch) for batch in result])
+
+    def _take(self, task: Task, result: Result) -> None:
+        """Keeps a result until it is its turn; where a worker found files gone, it reads them again elsewhere."""
+        assert self._crew is not None
+        if not isinstance(result, Lost):
+            task.result = self._pinned(result)
+            return
+        task.gone = task.gone + 1 if result.gone else 0
+        if task.gone > ATTEMPTS:
+            raise DaemonError(
+                f"{result.message}; this happened {task.gone} times in a row: is something else deleting the cache?"
+            )
+        task.chunk = self._lookahead.lease_again(result.chunk)
+        self._crew.send(task)
 
 
-class _Plans(Sampler[Chunk | None]):
-    """What torch takes for a sampler: it yields chunks, the indices of `_Chunks`, and None where none is ready.
-
-    torch asks for the next one inside its own `next()`, before it hands out the batch that it has. If that waited for
-    the planner, which may wait until that batch is handed out, nothing would ever move.
-    """
-
-    def __init__(self) -> None:
-        self.lookahead: Lookahead | None = None
-        #: Chunks that were yielded and whose batches have not come back.
-        self.under_way = 0
-
-    @property
-    def is_idle(self) -> bool:
-        """True where no worker has anything to read."""
-        return self.under_way == 0
-
-    def __iter__(self) -> Iterator[Chunk | None]:
-        assert self.lookahead is not None
-        self.under_way = 0
-        while True:
-            chunk = self.lookahead.take_ready()
-            self.under_way += chunk is not None
-            yield chunk
+def _pinner() -> ThreadPoolExecutor:
+    """One thread, on the device of the thread that is calling."""
+    if not torch.accelerator.is_available():
+        return ThreadPoolExecutor(1, "forebay-pin")
+    device = torch.accelerator.current_device_index()
+    return ThreadPoolExecutor(1, "forebay-pin", torch.accelerator.set_device_index, (device,))
 
 
-class _Chunks(Dataset[Result]):
-    """What torch takes for a map-style dataset. Its reader is made in the worker that first reads.
-
-    To the user's code a worker's dataset is their own.
-    """
-
-    def __init__(self, spec: ReaderSpec, trainer: int) -> None:
-        self._spec = spec
-        self._trainer = trainer
-        self._reader: Reader | None = None
-        self._is_watching = False
-
-    def __getitem__(self, chunk: Chunk | None) -> Result:
-        if not self._is_watching:
-            self._is_watching = True
-            threading.Thread(target=_end_with, args=(self._trainer,), name="forebay-watch", daemon=True).start()
-        if chunk is None:
-            return []
-        if self._reader is None:
-            self._reader = self._spec.reader()
-        return read(self._reader, chunk)
-
-    @property
-    def users(self) -> Any:
-        """What the user's code takes for this worker's dataset; None where it has none to know."""
-        return self._spec.dataset
-
-    def __len__(self) -> int:
-        return 2**62
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_spec": self._spec, "_trainer": self._trainer, "_reader": None, "_is_watching": False}
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """What a worker does first: it shows the user's dataset to their code, and calls their `worker_init_fn`.
-
-    For datasets of forebay's that have the user's as `users`.
-    """
-
-    worker_init_fn: Callable[[int], None] | None
-
-    def __call__(self, worker_id: int) -> None:
-        info: Any = get_worker_info()
-        if info is not None:
-            object.__setattr__(info, "dataset", info.dataset.users)  # a WorkerInfo refuses to be set
-        if self.worker_init_fn is not None:
-            self.worker_init_fn(worker_id)
-
-
-def _end_with(trainer: int) -> None:
-    """Ends this worker when the trainer is gone. torch watches its parent, which under forkserver is another."""
-    try:
-        ends = os.pidfd_open(trainer)
-    except ProcessLookupError:
-        os._exit(1)
-    except OSError:
-        return  # a kernel before 5.3, or one that forbids it: torch's own watch remains
-    poll = select.poll()
-    poll.register(ends, select.POLLIN)
-    poll.poll()
-    os._exit(1)
-
-
-def generator_of(seed: int) -> torch.Generator:
-    """For the workers' seeds: torch would draw them from the trainer's own generator and so change its training."""
-    return torch.Generator().manual_seed(seed_digest(seed) >> 1)
-
-
-def _as_it_is(result: Result) -> Result:
+def _batches(result: Result | Future[list[Batch]]) -> list[Batch]:
+    """Raises what a worker could not read, as it was raised there."""
+    if isinstance(result, Future):
+        return result.result()
+    if isinstance(result, Failed):
+        raise by_name(result.error)(result.message)
+    if isinstance(result, ExceptionWrapper):
+        result.reraise()  # type: ignore[no-untyped-call]
+    assert isinstance(result, list)
     return result

@@ -35,6 +35,9 @@ class ReaderSpec(Protocol):
     def dataset(self) -> Any:
         """What torch's `get_worker_info().dataset` is to the user's code in a worker process; None for nothing."""
 
+    def place(self, piece: int, row: int) -> str:
+        """In words, where a sample of a chunk lies."""
+
     def reader(self, *, is_closed: Callable[[], bool] = lambda: False) -> Reader:
         """A reader for this thread; `is_closed` ends its waits."""
 

@@ -17,7 +17,8 @@ import torch
 from forebay.loading.assembly import Assembly, Clock
 from forebay.loading.chunk import Batch, Chunk, Int64
 from forebay.loading.open_pieces import OpenPiece, OpenPieces
-from forebay.sampling import SampleStream, takes_rng
+from forebay.loading.places import shard_row
+from forebay.sampling import SampleStream, begin_step, takes_rng
 from forebay_core.errors import PieceGone
 from forebay_core.formats.base import Column
 from forebay_core.manifest import Manifest
@@ -42,6 +43,11 @@ class StreamReaderSpec:
     def columnar(self) -> bool:
         """True where no Python runs per sample."""
         return self.transform is None and self.assembly.collate_fn is None and self.assembly.batched
+
+    def place(self, piece: int, row: int) -> str:
+        """Where a sample lies, in words: its number among the rows of its shard."""
+        shard, number = shard_row(Manifest.open(self.manifest_path), piece, row)
+        return f"row {number} of {shard}"
 
     def reader(self, *, is_closed: Callable[[], bool] = lambda: False) -> "StreamReader":
         """A reader for this thread; `is_closed` ends its waits for pieces."""
@@ -113,6 +119,7 @@ class StreamReader:
         bounds = chunk.offsets.tolist()
         for end, start, stop in zip(chunk.ends, bounds[:-1], bounds[1:], strict=True):
             clock.begin()
+            begin_step(chunk.epoch, int(chunk.sample_id[start]))
             data = self._batch(gathering, slice(start, stop), clock)
             if in_place:
                 self._pieces.check_in_place(in_place)
