@@ -87,7 +87,7 @@ def adopt(dataset: object, wanted: Wanted) -> Ordered | DelegatedDataset:
     raise ConfigurationError(
         f"forebay.DataLoader loads a forebay.StreamingDataset, a map-style dataset (__len__ and __getitem__) or an "
         f"iterable that can say and take its own position (state_dict and load_state_dict, as torchdata has them): "
-        f"{type(dataset).__name__} is none of them; define these two methods"
+        f"{type(dataset).__name__} is none of them and has no position to come back to; define these two methods"
     )
 
 
