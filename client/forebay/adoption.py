@@ -1,21 +1,26 @@
 """Makes something `Ordered` of whatever dataset a loader is given, or says why it cannot be loaded exactly.
 
-A `forebay` dataset has its order already: what the loader was given must agree with it. Any other dataset with a length
-and `dataset[index]` gets an order of its own. `adopt` changes nothing; `settle` then sets on the dataset, which the
-loader shares, what only the loader was told.
+A `forebay` dataset has its order already: what the loader was given must agree with it. Any other dataset with
+`dataset[index]` gets an order of its own, or the one that its sampler comes to. An iterable that keeps its own position
+is delegated to. `adopt` changes nothing; `settle` then sets on the dataset, which the loader shares, what only the
+loader was told.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from torch.utils.data import IterableDataset
 
+from forebay.delegated import DelegatedDataset, is_stateful
 from forebay.indexed import IndexedDataset
+from forebay.listed import ListedDataset, SampledDataset
 from forebay.order.options import Shuffle
 from forebay.order.steps import Tail
 from forebay.ordered import Ordered, checked_batch_size
-from forebay.topology import Ranks
+from forebay.samplers import Drawn, Picked, Replicas, SamplerEpochs, pick, unpacked
+from forebay.topology import Ranks, Topology
 from forebay_core.errors import ConfigurationError
 
 
@@ -44,6 +49,8 @@ class Wanted:
     ranks: Ranks = field(default_factory=Ranks)
     extras: tuple[str, ...] | None = None
     address: str | None = None
+    processes: int = 0
+    runs_on: bool = False
 
     def batch_size_beside(self, theirs: int | None) -> int | None:
         """The batch size of a rank; None where the global one decides, or where samples come one by one."""
@@ -69,20 +76,25 @@ class Wanted:
         return theirs if wanted is None else wanted
 
 
-def adopt(dataset: object, wanted: Wanted) -> Ordered:
-    """The order of a dataset. Raises `ConfigurationError` for what cannot be."""
+def adopt(dataset: object, wanted: Wanted) -> Ordered | DelegatedDataset:
+    """The order of a dataset, or its own. Raises `ConfigurationError` for what cannot be."""
     if isinstance(dataset, Ordered):
         return _agreed(dataset, wanted)
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        raise ConfigurationError(
-            f"forebay.DataLoader loads a forebay.StreamingDataset or a map-style dataset (__len__ and __getitem__), "
-            f"not {type(dataset).__name__}: a plain iterable has no position to come back to"
-        )
-    return _indexed(dataset, wanted)
+    if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__getitem__"):
+        return _indexed(dataset, wanted)
+    if hasattr(dataset, "__iter__") and is_stateful(dataset):
+        return _delegated(dataset, wanted)
+    raise ConfigurationError(
+        f"forebay.DataLoader loads a forebay.StreamingDataset, a map-style dataset (__len__ and __getitem__) or an "
+        f"iterable that can say and take its own position (state_dict and load_state_dict, as torchdata has them): "
+        f"{type(dataset).__name__} is none of them and has no position to come back to; define these two methods"
+    )
 
 
-def settle(ordered: Ordered, wanted: Wanted) -> None:
+def settle(ordered: Ordered | DelegatedDataset, wanted: Wanted) -> None:
     """Sets what only the loader was told, once nothing can be refused any more."""
+    if isinstance(ordered, DelegatedDataset):
+        return
     ordered.tail = wanted.tail_beside(ordered.tail)
     ordered._ranks = ordered._ranks if wanted.ranks == Ranks() else wanted.ranks
     ordered.extras = ordered.extras or wanted.extras or ()
@@ -90,23 +102,124 @@ def settle(ordered: Ordered, wanted: Wanted) -> None:
         cast("Any", ordered).address = wanted.address
 
 
+def _delegated(dataset: Any, wanted: Wanted) -> DelegatedDataset:
+    """A dataset with an order of its own can be told nothing of it."""
+    told = {
+        "shuffle": bool(wanted.shuffle),
+        "sampler": wanted.sampler is not None,
+        "batch_sampler": wanted.batch_sampler is not None,
+        "seed": wanted.seed is not None,
+        "tail": wanted.tail not in (None, "even"),
+        "rank, world_size, device_mesh or process_group": wanted.ranks != Ranks(),
+        "extras": bool(wanted.extras),
+        "global_batch_size": wanted.global_batch_size is not None,
+        "address": wanted.address is not None,
+        "steps or repeat": wanted.runs_on,
+    }
+    unfit = [name for name, is_told in told.items() if is_told]
+    if unfit:
+        raise ConfigurationError(
+            f"{', '.join(unfit)}: {type(dataset).__name__} keeps its own order and position and shares itself out, so "
+            f"the loader cannot; leave it out, and tell the dataset"
+        )
+    return DelegatedDataset(
+        dataset, batch_size=wanted.batch_size_beside(None), drop_last=wanted.drop_last, processes=wanted.processes
+    )
+
+
 def _indexed(dataset: Any, wanted: Wanted) -> IndexedDataset:
-    _refuse_samplers(wanted, "the loader shuffles and shares out by itself")
     if wanted.address is not None:
         raise ConfigurationError("address= is the daemon's, which a map-style dataset does without: leave it out")
     if wanted.shuffle not in (None, False, True, "global"):
         raise ConfigurationError(
             f"shuffle={wanted.shuffle!r} of a map-style dataset: give True (a permutation of all of it) or False"
         )
-    return IndexedDataset(
-        dataset,
-        shuffle="global" if wanted.shuffle else False,
-        seed=wanted.seed or 0,
-        batch_size=wanted.batch_size_beside(None),
-        tail=wanted.tail_beside("even"),
-        ranks=wanted.ranks,
-        extras=wanted.extras or (),
-    )
+    epochs = SamplerEpochs(*(given for given in (wanted.sampler, wanted.batch_sampler) if given is not None))
+    picked, wanted = _picked(dataset, wanted)
+    options: dict[str, Any] = {
+        "seed": wanted.seed or 0,
+        "batch_size": wanted.batch_size_beside(None),
+        "tail": wanted.tail_beside("even"),
+        "ranks": wanted.ranks,
+        "extras": wanted.extras or (),
+        "epochs": epochs,
+    }
+    if picked.drawn is not None:
+        return SampledDataset(dataset, picked.drawn, **options)
+    if picked.indices is not None:
+        return ListedDataset(dataset, picked.indices, shuffle=picked.shuffle, **options)
+    return IndexedDataset(dataset, shuffle=picked.shuffle, **options)
+
+
+def _picked(dataset: Any, wanted: Wanted) -> tuple[Picked, Wanted]:
+    """What the sampler, or `shuffle`, comes to, and what else is wanted once the sampler has had its say."""
+    _check_samplers(wanted)
+    if wanted.batch_sampler is not None:
+        parts = unpacked(wanted.batch_sampler)
+        if parts is None:
+            return _own_batches(wanted), replace(wanted, batch_sampler=None)
+        sampler, batch_size, drop_last = parts
+        wanted = replace(wanted, sampler=sampler, batch_sampler=None, batch_size=batch_size, drop_last=drop_last)
+    if wanted.sampler is None:
+        return Picked("global" if wanted.shuffle else False), wanted
+    picked = pick(wanted.sampler, dataset)
+    if picked.replicas is not None:
+        wanted = _replicated(wanted, picked.replicas)
+    elif picked.drawn is not None and not picked.drawn.is_shared:
+        _refuse_sharing(wanted, picked.drawn)
+    return picked, wanted
+
+
+def _check_samplers(wanted: Wanted) -> None:
+    """What torch refuses, in its words."""
+    if wanted.sampler is not None and wanted.shuffle:
+        raise ConfigurationError("sampler option is mutually exclusive with shuffle")
+    if wanted.batch_sampler is None:
+        return
+    if wanted.batch_size != 1 or wanted.shuffle or wanted.sampler is not None or wanted.drop_last:
+        raise ConfigurationError(
+            "batch_sampler option is mutually exclusive with batch_size, shuffle, sampler, and drop_last"
+        )
+
+
+def _own_batches(wanted: Wanted) -> Picked:
+    drawn = Drawn(wanted.batch_sampler, in_batches=True)
+    _refuse_sharing(wanted, drawn)
+    if wanted.tail is not None and wanted.tail != "even":
+        raise ConfigurationError(f"tail={wanted.tail!r}: the batches are those of {drawn.name}; leave tail= out")
+    return Picked(drawn=drawn)
+
+
+def _refuse_sharing(wanted: Wanted, drawn: Drawn) -> None:
+    given = "global_batch_size=" if wanted.global_batch_size is not None else "rank= and world_size="
+    if wanted.global_batch_size is not None or wanted.ranks != Ranks():
+        raise ConfigurationError(
+            f"{given}: the list of {drawn.name} is this rank's own, as torch has it, and not shared out; leave "
+            f"{given} out, and let the sampler give each rank its part"
+        )
+
+
+def _replicated(wanted: Wanted, replicas: Replicas) -> Wanted:
+    """With what a `DistributedSampler` says; `ConfigurationError` where the loader was told otherwise."""
+    here = Topology(replicas.rank, replicas.world_size)
+    if wanted.ranks == Ranks():
+        wanted = replace(wanted, ranks=Ranks(here.rank, here.world_size))
+    elif wanted.ranks.resolve({}) != here:
+        raise ConfigurationError(
+            f"rank {here.rank} of {here.world_size} in the sampler, {wanted.ranks.resolve({})} here: give it in one "
+            f"place"
+        )
+    if wanted.seed is None:
+        wanted = replace(wanted, seed=replicas.seed)
+    elif replicas.seed not in (wanted.seed, *_seeds_that_nobody_chose(os.environ)):
+        raise ConfigurationError(f"seed={wanted.seed} here, {replicas.seed} in the sampler: give it in one place")
+    return replace(wanted, drop_last=wanted.drop_last or replicas.drop_last)
+
+
+def _seeds_that_nobody_chose(environment: Mapping[str, str]) -> set[int]:
+    """torch's default, and the one that Lightning gives the samplers that it puts into a user's loader."""
+    given = environment.get("PL_GLOBAL_SEED", "")
+    return {0, int(given)} if given.isdecimal() else {0}
 
 
 def _agreed(dataset: Ordered, wanted: Wanted) -> Ordered:

@@ -17,6 +17,7 @@ from forebay.order import Order, SharedOrder, Split
 from forebay.order.steps import Tail
 from forebay.ordered import Ordered
 from forebay.progress import Identity
+from forebay.samplers import SamplerEpochs
 from forebay.topology import Ranks
 from forebay_core.errors import ConfigurationError
 
@@ -28,7 +29,7 @@ class IndexedDataset(Ordered):
     """`dataset[index]` for the indices [0, len(dataset)): each exactly once an epoch over all ranks.
 
     The trainer's own thread reads, as with torch's loader without workers: a dataset may hold what belongs to one
-    thread, and may draw from the process's random generators.
+    thread, and may draw from the process's random generators. `epochs` is the sampler on which scripts set the epoch.
     """
 
     reads_ahead = False
@@ -43,9 +44,11 @@ class IndexedDataset(Ordered):
         tail: Tail,
         ranks: Ranks,
         extras: tuple[str, ...] = (),
+        epochs: SamplerEpochs | None = None,
     ) -> None:
         super().__init__(batch_size=batch_size, tail=tail, ranks=ranks, extras=extras)
         self.dataset = dataset
+        self._epochs = epochs or SamplerEpochs()
         self.shuffle: Literal["global", False] = shuffle
         self.seed = seed
         self._order: Order | None = None
@@ -62,6 +65,9 @@ class IndexedDataset(Ordered):
         places = order.epoch(self.epoch).places(self.position)
         index = places[0].row if places else None
         return {"epoch": self.epoch, "position": self.position, "samples": order.samples, "index": index}
+
+    def _prepare(self, split: Split, *, runs_on: bool) -> None:
+        self._epochs.follow(self.set_epoch)
 
     def _ordered(self) -> Order:
         """The order of as many indices as the dataset has now."""

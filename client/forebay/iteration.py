@@ -11,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from forebay.loading.engine import Engine
 from forebay.order import RankOrder
@@ -47,17 +47,17 @@ class Handover:
             )
 
 
-class Readout:
-    """An engine bound to the position that it moves, and to those who are told of each batch."""
+class Reports:
+    """Those who are told of each batch's timing: whoever asks for the latest, and the active run."""
 
-    def __init__(self, engine: Engine, progress: Progress, order: RankOrder, skips: SkipLedger) -> None:
-        self._order, self._skips = order, skips
-        self.timings: deque[BatchTiming] = deque(maxlen=KEPT_TIMINGS)
-        #: Counts the iterations; an iterator of an earlier one has ended.
-        self.iteration = 0
-        self._engine = engine
-        self._progress = progress
+    def __init__(self) -> None:
+        self._timings: deque[BatchTiming] = deque(maxlen=KEPT_TIMINGS)
         self._reporter: MlflowReporter | None = None
+
+    @property
+    def timings(self) -> list[BatchTiming]:
+        """Of the latest batches, oldest first."""
+        return list(self._timings)
 
     def report_to(self, report_to: ReportTo) -> None:
         """Timings go to the run that is active now, if to any."""
@@ -67,8 +67,74 @@ class Readout:
         if self._reporter is None:
             self._reporter = MlflowReporter.for_active_run(report_to)
 
+    def record(self, timing: BatchTiming) -> None:
+        """Takes one timing."""
+        self._timings.append(timing)
+        if self._reporter is not None:
+            self._reporter.record(timing)
+
+    def close(self) -> None:
+        """Sends what is left to report."""
+        if self._reporter is not None:
+            self._reporter.close()
+
+
+class Readable(Protocol):
+    """What a `Pass` reads, and a `Playback` keeps running."""
+
+    @property
+    def iteration(self) -> int:
+        """Counts the iterations; an iterator of an earlier one has ended."""
+
+    @property
+    def moves(self) -> int:
+        """Changes when anyone begins another iteration over the same position, or chooses another place."""
+
+    @property
+    def timings(self) -> list[BatchTiming]:
+        """Of the latest batches, oldest first."""
+
+    def report_to(self, report_to: ReportTo) -> None:
+        """Timings go to the run that is active now, if to any."""
+
     def begin(self, *, runs_on: bool) -> int:
         """Starts an iteration where the position says; how many steps of it were handed out before a resume."""
+
+    def next(self, step: int = 0) -> tuple[Any, bool]:
+        """The next batch, and whether it is known to be the epoch's last; `StopIteration` at the end.
+
+        `step` is how many batches this pass then has handed out.
+        """
+
+    def close(self) -> None:
+        """Ends what runs and sends what is left to report. Idempotent."""
+
+
+class Readout:
+    """An engine bound to the position that it moves.
+
+    skips: where samples that could not be read are counted.
+    enter: called before an epoch is read on from the one before it, which nobody has begun by `begin`.
+    """
+
+    def __init__(
+        self, engine: Engine, progress: Progress, order: RankOrder, *, skips: SkipLedger, enter: Callable[[], None]
+    ) -> None:
+        self._order, self._skips, self._enter = order, skips, enter
+        self._is_at_border = False
+        self.iteration = 0
+        self._engine = engine
+        self._progress = progress
+        self._reports = Reports()
+
+    @property
+    def timings(self) -> list[BatchTiming]:
+        return self._reports.timings
+
+    def report_to(self, report_to: ReportTo) -> None:
+        self._reports.report_to(report_to)
+
+    def begin(self, *, runs_on: bool) -> int:
         self.iteration += 1
         epoch, position = self._progress.begin(runs_on=runs_on)
         if position > 0 and self._order.steps(position) == 0:
@@ -77,33 +143,32 @@ class Readout:
         step = self._progress.step
         self._progress.commit(epoch, position, self._order.split.global_batch, step)
         self._engine.seek(epoch, position)
+        self._is_at_border = False
         return step
 
     @property
     def moves(self) -> int:
-        """Changes when anyone begins another iteration over the same position, or chooses another place."""
         return self._progress.moves
 
     def next(self, step: int = 0) -> tuple[Any, bool]:
-        """The next batch, and whether it is the epoch's last. `step` is how many this pass then has handed out."""
+        if self._is_at_border:
+            self._enter()
+            self._engine.seek(self._progress.epoch, self._progress.position)
         batch, timing = self._engine.next()
         self._progress.commit(batch.end.epoch, batch.end.position, self._order.split.global_batch, step)
-        self.timings.append(timing)
-        if self._reporter is not None:
-            self._reporter.record(timing)
         if batch.skipped:
             self._skips.take(batch.skipped)
         if batch.end.last_of_epoch:
             self._skips.summarise(f"epoch {batch.end.epoch - 1} has ended")
+        self._is_at_border = batch.end.last_of_epoch
+        self._reports.record(timing)
         return batch.data, batch.end.last_of_epoch
 
     def close(self) -> None:
-        """Ends the engine and sends what is left to report. Idempotent."""
         self.iteration += 1
         self._engine.close()
         self._skips.summarise("the loader was closed")
-        if self._reporter is not None:
-            self._reporter.close()
+        self._reports.close()
 
     def _announce(self, position: int) -> None:
         """Says what a user may not have meant to change, and what the end of the epoch will look like."""
@@ -130,11 +195,11 @@ class Playback:
 
     def __init__(self, owner: object) -> None:
         self._owner = weakref.ref(owner)
-        self._readout: Readout | None = None
+        self._readout: Readable | None = None
         self._key: object = None
         self._end: weakref.finalize[..., Any] | None = None
 
-    def ensure(self, key: object, make: Callable[[], Readout]) -> Readout:
+    def ensure(self, key: object, make: Callable[[], Readable]) -> Readable:
         """The readout that runs if it was made for an equal `key` (what is read, and as whom), else a new one."""
         if self._readout is None or self._key != key:
             self.close()
@@ -147,7 +212,7 @@ class Playback:
     @property
     def timings(self) -> list[BatchTiming]:
         """Of the latest batches, oldest first."""
-        return [] if self._readout is None else list(self._readout.timings)
+        return [] if self._readout is None else self._readout.timings
 
     def close(self) -> None:
         """Ends the readout. Idempotent."""
@@ -171,7 +236,7 @@ class Pass(Iterator[Any]):
     outlive the only name of the loader.
     """
 
-    def __init__(self, owner: object, readout: Readout, length: Length) -> None:
+    def __init__(self, owner: object, readout: Readable, length: Length) -> None:
         self._owner = owner
         self._readout = readout
         self._length = length

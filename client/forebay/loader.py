@@ -12,12 +12,14 @@ from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Sampler, default_convert
+from torch.utils.data import Sampler, default_collate, default_convert
 
 from forebay.adoption import BATCH_SIZE, Wanted, adopt, settle
+from forebay.delegated import DelegatedDataset
 from forebay.iteration import Handover, Length, Pass, Playback
 from forebay.loading.assembly import Assembly
 from forebay.loading.attempts import OnError
+from forebay.loading.carried import Ahead, InTurn, Processes, Source, StreamSpec
 from forebay.loading.chunk import Batch
 from forebay.loading.delivery import Delivery
 from forebay.loading.devices import DeviceDelivery, DeviceLike, checked_device, mover
@@ -27,7 +29,7 @@ from forebay.loading.start_methods import check as check_start_method
 from forebay.loading.threads import ThreadDelivery
 from forebay.order import Split
 from forebay.order.steps import Tail
-from forebay.ordered import checked_batch_size
+from forebay.ordered import Ordered, checked_batch_size
 from forebay.reporting import ReportTo
 from forebay.skipping import SkippedSample
 from forebay.timing import BatchTiming
@@ -41,10 +43,23 @@ _TORCH_PREFETCH_FACTOR = 2
 class DataLoader(TorchDataLoader[Any]):
     """Loads a dataset in batches, each sample exactly once an epoch over all ranks, resumable anywhere.
 
-    The parameters up to `in_order` are torch's, with torch's meaning. The dataset is a `forebay.StreamingDataset`, or
-    any map-style dataset: `shuffle=True` then is a permutation of all of it, drawn anew each epoch from `seed`, and
-    every rank reads its own part. `drop_last=True` is `tail="drop"`. A value given here and in the dataset must be the
-    same; a batch size that is not given is the dataset's, else 1.
+    The parameters up to `in_order` are torch's, with torch's meaning. The dataset is
+
+    - a `forebay.StreamingDataset`. A value given here and in it must be the same; a batch size that is not given is
+      the dataset's, else 1;
+    - any map-style dataset: `shuffle=True` is a permutation of all of it, drawn anew each epoch from `seed`, and every
+      rank reads its own part. `drop_last=True` is `tail="drop"`. Samplers are kept, see below;
+    - any iterable dataset with torchdata's `state_dict` and `load_state_dict`, which has its own order and shares
+      itself out: it is read as torch reads it, and its state is kept with the position.
+
+    Samplers on a map-style dataset. torch's `SequentialSampler`, `RandomSampler`, `DistributedSampler`,
+    `SubsetRandomSampler` and plain lists come to an order of forebay's over the same indices, shared out over the
+    ranks: seeded by `seed` (or the `DistributedSampler`'s; never by a generator), with `tail` instead of torch's
+    padding by repetition. `WeightedRandomSampler`, and `RandomSampler` with replacement or another number of samples,
+    draw each epoch's list from (seed, epoch), which is shared out too. Any other sampler or batch sampler is asked for
+    its whole list as the epoch begins, after `set_epoch(epoch)` where it has that, and the list is this rank's own; a
+    position within it can be gone back to if it draws the same list again, which is checked. An epoch that is set on
+    the sampler is followed. torch's `BatchSampler` is what its arguments are.
 
     Args:
         seed, tail, extras, rank, world_size, device_mesh, process_group: as in `StreamingDataset`; for a dataset that
@@ -131,23 +146,32 @@ class DataLoader(TorchDataLoader[Any]):
             ranks=Ranks(rank, world_size, device_mesh, process_group),
             extras=None if extras is None else tuple(extras),
             address=address,
+            processes=0 if worker_type == "thread" else num_workers,
+            runs_on=repeat or steps is not None,
         )
         handover = Handover(stall_warning_seconds)
         self._device = None if device is None else checked_device(device)
         assembly = Assembly(batch_transform=batch_transform, on_error=on_error)
         ordered = adopt(dataset, wanted)
+        if isinstance(ordered, DelegatedDataset) and (device is not None or on_error != "raise"):
+            raise ConfigurationError(
+                f"{type(dataset).__name__} keeps its own position, so device= and on_error='skip' have no samples to "
+                f"go by: leave them out"
+            )
         batch_size = wanted.batch_size_beside(ordered.batch_size)
         with warnings.catch_warnings():
             if worker_type == "thread":
                 warnings.filterwarnings("ignore", message="This DataLoader will create")  # of processes
             super().__init__(
                 dataset,
-                batch_size=batch_size,
+                batch_size=1 if batch_sampler is not None else batch_size,
                 shuffle=None if ordered is dataset else bool(shuffle),
+                sampler=sampler,
+                batch_sampler=batch_sampler,
                 num_workers=num_workers,
-                collate_fn=collate_fn,
+                collate_fn=default_collate if collate_fn is None and global_batch_size is not None else collate_fn,
                 pin_memory=pin_memory,
-                drop_last=drop_last and batch_size is not None,
+                drop_last=drop_last and global_batch_size is None,
                 timeout=timeout,
                 worker_init_fn=worker_init_fn,
                 multiprocessing_context=multiprocessing_context,
@@ -158,10 +182,11 @@ class DataLoader(TorchDataLoader[Any]):
             )
         settle(ordered, wanted)
         self._ordered = ordered
+        self._rank_batch = batch_size
         batched = batch_size is not None or global_batch_size is not None
         self._assembly = replace(
             assembly,
-            collate_fn=collate_fn or (None if batched else default_convert),
+            collate_fn=_own_collate(collate_fn, batched),
             extras=ordered.extras,
             batched=batched,
         )
@@ -178,6 +203,8 @@ class DataLoader(TorchDataLoader[Any]):
         self.stall_warning_seconds = stall_warning_seconds
         self._handover = handover
         self.device = device
+        # Marks for Accelerate: `prepare` shares nothing out again, `save_state` keeps this loader's state.
+        self._is_accelerate_prepared = self.use_stateful_dataloader = isinstance(ordered, Ordered)
         self._playback = Playback(self)
 
     @property
@@ -195,7 +222,7 @@ class DataLoader(TorchDataLoader[Any]):
         """Steps left in that epoch, or in the pass where `steps` says how long one is."""
         if self.steps is not None:
             return max(0, self.steps - self._ordered._progress.step)
-        return self._split().steps(self._ordered.samples, self.position)
+        return self._ordered._steps(self._split(), self.position)
 
     @property
     def timings(self) -> list[BatchTiming]:
@@ -219,7 +246,7 @@ class DataLoader(TorchDataLoader[Any]):
             raise TypeError("a loader with repeat=True has no end and so no length")
         if self.steps is not None:
             return self.steps
-        return self._split().steps(self._ordered.samples)
+        return self._ordered._steps(self._split())
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that is iterated next; the present epoch keeps its position."""
@@ -238,12 +265,15 @@ class DataLoader(TorchDataLoader[Any]):
         self._ordered.load_state_dict(state, *arguments, **options)
 
     def __iter__(self) -> Pass:  # type: ignore[override]
+        ordered = self._ordered
+        if isinstance(ordered, DelegatedDataset):
+            return ordered.iterate(self._playback, self._source, self._assembly, owner=self, report_to=self.report_to)
         split = self._split()
-        return self._ordered._iterate(
+        return ordered._iterate(
             self._playback,
             split,
-            self._delivery,
-            depth=self._depth(split),
+            lambda: self._delivery(ordered),
+            depth=self._depth(ordered, split),
             length=Length(runs_on=self.repeat or self.steps is not None, steps=self.steps),
             owner=self,
             report_to=self.report_to,
@@ -262,44 +292,65 @@ class DataLoader(TorchDataLoader[Any]):
             raise ConfigurationError("replay() wants a step= or a position=: give one of them")
         return self._ordered._replay(self._split(), self._assembly, epoch, step=step, position=position)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_playback"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._playback = Playback(self)
+
     def close(self) -> None:
         """Ends workers, threads and the daemon session. Iterating again starts them anew."""
         self._playback.close()
 
-    def _delivery(self) -> Delivery:
-        delivery = self._read_delivery()
+    def _delivery(self, ordered: Ordered) -> Delivery:
+        delivery = self._read_delivery(ordered)
         return delivery if self._device is None else DeviceDelivery(delivery, mover(self._device))
 
-    def _read_delivery(self) -> Delivery:
-        is_copied_aside = self._device is not None and self._device.type == "cuda"
-        pin = (self.pin_memory or is_copied_aside) and torch.accelerator.is_available()
+    def _read_delivery(self, ordered: Ordered) -> Delivery:
         if self.num_workers == 0:
-            return self._ordered._in_process(self._assembly, pin=pin)
-        spec = self._ordered._reader_spec(self._assembly)
+            return ordered._in_process(self._assembly, pin=self._pins)
+        spec = ordered._reader_spec(self._assembly)
         if self.worker_type == "thread":
-            return ThreadDelivery(spec, threads=self.num_workers, pin=pin)
-        return ProcessDelivery(
-            spec,
-            WorkerOptions(
-                num_workers=self.num_workers,
-                prefetch_factor=self.prefetch_factor,
-                timeout=self.timeout,
-                worker_init_fn=self.worker_init_fn,
-                multiprocessing_context=self.multiprocessing_context,
-                generator=self.generator,
-                pin=Batch.pin_memory if pin else None,
-                dataset=self.dataset,
-            ),
+            return ThreadDelivery(spec, threads=self.num_workers, pin=self._pins)
+        return ProcessDelivery(spec, self._worker_options())
+
+    def _source(self, spec: StreamSpec) -> Source:
+        """What reads a dataset that keeps its own position: it is one stream, so one thread, however many are given."""
+        if self.num_workers == 0:
+            return InTurn(spec, pin=self._pins)
+        if self.worker_type == "thread":
+            return Ahead(spec, depth=self._prefetched(), pin=self._pins)
+        return Processes(spec, self._worker_options(), persistent=self.persistent_workers)
+
+    @property
+    def _pins(self) -> bool:
+        is_copied_aside = self._device is not None and self._device.type == "cuda"
+        return (self.pin_memory or is_copied_aside) and torch.accelerator.is_available()
+
+    def _prefetched(self) -> int:
+        return (self.prefetch_factor or _TORCH_PREFETCH_FACTOR) * self.num_workers
+
+    def _worker_options(self) -> WorkerOptions:
+        return WorkerOptions(
+            num_workers=self.num_workers,
+            prefetch_factor=self.prefetch_factor,
+            timeout=self.timeout,
+            worker_init_fn=self.worker_init_fn,
+            multiprocessing_context=self.multiprocessing_context,
+            generator=self.generator,
+            pin=Batch.pin_memory if self._pins else None,
+            dataset=self.dataset,
         )
 
-    def _depth(self, split: Split) -> Depth:
+    def _depth(self, ordered: Ordered, split: Split) -> Depth:
         """torch asks for prefetch_factor × workers chunks at the start, and for one more before it gives one out."""
         if self.num_workers == 0:
-            return self._ordered._depth(split)
-        return Depth(steps=(self.prefetch_factor or _TORCH_PREFETCH_FACTOR) * self.num_workers + 2, chunk_steps=1)
+            return ordered._depth(split)
+        return Depth(steps=self._prefetched() + 2, chunk_steps=1)
 
     def _split(self) -> Split:
-        return self._ordered._split(self.batch_size, self.global_batch_size)
+        return self._ordered._split(self._rank_batch, self.global_batch_size)
 
 
 def _checked_steps(steps: int | None, *, repeat: bool) -> int | None:
@@ -308,3 +359,11 @@ def _checked_steps(steps: int | None, *, repeat: bool) -> int | None:
     if steps is not None and repeat:
         raise ConfigurationError("steps= and repeat=True contradict each other: give one of them")
     return steps
+
+
+def _own_collate(collate_fn: Callable[[Any], Any] | None, batched: bool) -> Callable[[Any], Any] | None:
+    """A function for `Assembly`: None for torch's own, which whoever rebuilds a loader from its attributes passes."""
+    theirs = default_collate if batched else default_convert
+    if collate_fn is None or collate_fn is theirs:
+        return None if batched else default_convert
+    return collate_fn

@@ -13,6 +13,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from forebay import progress
+from forebay.frameworks import refuse_double_sharding
 from forebay.iteration import Handover, Length, Pass, Playback, Readout
 from forebay.loading.ahead import AheadDelivery
 from forebay.loading.assembly import Assembly
@@ -90,11 +91,11 @@ class Ordered(ABC):
     @property
     def remaining(self) -> int:
         """Steps left in the epoch."""
-        return self._split(self.batch_size).steps(self.samples, self.position)
+        return self._steps(self._split(self.batch_size), self.position)
 
     def __len__(self) -> int:
         """Steps of a whole epoch: batches of `batch_size`, or samples of this rank where none is given."""
-        return self._split(self.batch_size).steps(self.samples)
+        return self._steps(self._split(self.batch_size))
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the epoch that is iterated next; the present epoch keeps its position."""
@@ -124,6 +125,7 @@ class Ordered(ABC):
 
     def __iter__(self) -> Iterator[Any]:
         refuse_in_worker(f"iterating a {type(self).__name__}")
+        refuse_double_sharding(self._topology().world_size)
         split = self._split(self.batch_size)
         assembly = Assembly(extras=self.extras, batched=self.batch_size is not None)
         return self._iterate(self._playback, split, lambda: self._in_process(assembly), depth=self._depth(split))
@@ -145,13 +147,14 @@ class Ordered(ABC):
         handover: Handover | None = None,
     ) -> Pass:
         """The rest of the epoch, over the machinery that `playback` has running or that is started for it."""
+        self._prepare(split, runs_on=length.runs_on)
         identity = self._identity()
         how = handover or Handover()
 
         def start() -> Readout:
             feed = self._feed(split)
             engine = Engine(feed, delivery(), depth, stall_warning_seconds=how.stall_warning_seconds)
-            return Readout(engine, self._progress, feed.order, how.skips)
+            return Readout(engine, self._progress, feed.order, skips=how.skips, enter=lambda: self._enter(split))
 
         readout = playback.ensure((split, self._topology(), identity), start)
         readout.report_to(report_to)
@@ -174,6 +177,16 @@ class Ordered(ABC):
 
     def _in_process(self, assembly: Assembly, *, pin: bool = False) -> Delivery:
         return AheadDelivery(self._reader_spec(assembly), pin=pin, ahead=self.reads_ahead)
+
+    def _prepare(self, split: Split, *, runs_on: bool) -> None:  # noqa: B027 - most have nothing to prepare
+        """An iteration is about to begin: the last chance to say where."""
+
+    def _enter(self, split: Split) -> None:  # noqa: B027
+        """The next batch begins an epoch within an iteration that runs on."""
+
+    def _steps(self, split: Split, position: int = 0) -> int:
+        """The steps from a position to the end of the epoch."""
+        return split.steps(self.samples, position)
 
     def _topology(self) -> Topology:
         return self._ranks.resolve(os.environ)

@@ -64,14 +64,19 @@ class Progress:
         self.moves = 0
         self._loaded = False
 
-    def begin(self, *, runs_on: bool = False) -> tuple[int, int]:
-        """An iteration starts: where?
+    def upcoming(self, *, runs_on: bool = False) -> tuple[int, int]:
+        """Epoch and position where the next iteration begins.
 
         One that was left in mid-epoch is followed by the next epoch; where the loader `runs_on` over epochs, by the
         next step.
         """
         if self.position > 0 and not self.resuming and not runs_on:
-            self.epoch, self.position = self.epoch + 1, 0
+            return self.epoch + 1, 0
+        return self.epoch, self.position
+
+    def begin(self, *, runs_on: bool = False) -> tuple[int, int]:
+        """An iteration starts; says where."""
+        self.epoch, self.position = self.upcoming(runs_on=runs_on)
         if not self.resuming:
             self.step = 0
         self.resuming = self._loaded = False

@@ -20,7 +20,7 @@ SAMPLE_DOMAIN = 64
 """Domain of the Philox key; the order's domains are smaller."""
 
 _current = threading.local()
-_followers: list[Callable[[int, int], None]] = []
+_followers: list[Callable[[int, int, int], None]] = []
 
 
 class SampleStream:
@@ -29,26 +29,29 @@ class SampleStream:
     def __init__(self, seed: int) -> None:
         self._key = np.array([seed_digest(seed), SAMPLE_DOMAIN], dtype=np.uint64)
 
-    def generator(self, epoch: int, sample_id: int) -> np.random.Generator:
-        """A fresh generator for this sample in this epoch."""
-        counter = np.array([0, 0, sample_id, epoch], dtype=np.uint64)
+    def generator(self, epoch: int, sample_id: int, draw: int = 0) -> np.random.Generator:
+        """A fresh generator for this sample in this epoch; `draw` tells the times apart that an epoch has it."""
+        counter = np.array([0, draw, sample_id, epoch], dtype=np.uint64)
         return np.random.Generator(np.random.Philox(counter=counter, key=self._key))
 
-    def call(self, function: Callable[..., Any], sample: Any, epoch: int, sample_id: int, *, with_rng: bool) -> Any:
+    def call(
+        self, function: Callable[..., Any], sample: Any, epoch: int, sample_id: int, *, with_rng: bool, draw: int = 0
+    ) -> Any:
         """`function(sample)`, with the sample's generator within its reach."""
-        _current.stream, _current.at, _current.generator = self, (epoch, sample_id), None
+        _current.stream, _current.at, _current.generator = self, (epoch, sample_id, draw), None
         for follower in _followers:
-            follower(epoch, sample_id)
+            follower(epoch, sample_id, draw)
         try:
             return function(sample, rng=sample_rng()) if with_rng else function(sample)
         finally:
             _current.stream = None
 
 
-def follow(follower: Callable[[int, int], None]) -> None:
+def follow(follower: Callable[[int, int, int], None]) -> None:
     """For a worker process, which has one reader: `follower` is told what the user's code is about to work on.
 
-    It gets (epoch, sample id) before a transform gets that sample, and (epoch, ~id of the first sample) before a step.
+    It gets (epoch, sample id, draw) before a transform gets that sample, and (epoch, ~id of the first sample, 0) before
+    a step.
     """
     _followers.append(follower)
 
@@ -56,7 +59,7 @@ def follow(follower: Callable[[int, int], None]) -> None:
 def begin_step(epoch: int, first_sample_id: int) -> None:
     """A reader begins with a step, whose samples may reach the user's code together."""
     for follower in _followers:
-        follower(epoch, ~first_sample_id)
+        follower(epoch, ~first_sample_id, 0)
 
 
 def sample_rng() -> np.random.Generator:

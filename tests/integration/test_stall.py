@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import forebay
+from forebay.iteration import Readout
 from tests.server.daemons import Daemon, daemon
 from tests.support.data import write_parquet
 from tests.support.processes import HOME_VARIABLE, end_processes_of
@@ -202,7 +203,7 @@ def test_a_wait_that_ends_in_an_error_leaves_nothing_to_say(home: Path, no_leaks
         with pytest.raises(OSError, match="broken"):
             list(made)
         readout = made._playback._readout
-        assert readout is not None
+        assert isinstance(readout, Readout)
         assert readout._engine._watch.blocked_from is None
     logging.getLogger("forebay").removeHandler(handler)
     warned = next(index for index, message in enumerate(handler.messages) if "position 30" in message)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import forebay
 from tests.integration.worker_trainers import Numbers

@@ -1,8 +1,8 @@
 """One loader's running machinery: a planner over its leases, and a delivery that reads what it plans.
 
 It runs on over the epochs' borders, so the first batch of a later epoch is there as soon as any other; it is started
-again only where the trainer goes somewhere else than straight on. All methods are called by the trainer's thread; what
-runs beside it are the planner's thread and the readers.
+again only where the trainer goes somewhere else than straight on, or where a sampler says anew what an epoch is. All
+methods are called by the trainer's thread; what runs beside it are the planner's thread and the readers.
 """
 
 import time
@@ -28,12 +28,14 @@ class Feed:
     connect: opens the session, on the planner's thread.
     piece_bytes: int64 [pieces], how large each piece is, as the manifest states it; empty for an order without pieces.
     names: what a warning calls the pieces, and the daemon's own word.
+    ends_with_epoch: the next epoch is only known when the trainer begins it, so nothing is planned beyond its border.
     """
 
     order: RankOrder
     connect: Callable[[], Leases]
     piece_bytes: Int64
     names: Names = field(default_factory=NoNames)
+    ends_with_epoch: bool = False
 
 
 class Engine:
@@ -51,7 +53,7 @@ class Engine:
 
     def seek(self, epoch: int, position: int) -> None:
         """The next batch is the one at this place. Costs nothing where that is so already."""
-        if self._next == (epoch, position) and self._failure is None:
+        if self._next == (epoch, position) and self._failure is None and not self._feed.ends_with_epoch:
             return
         self._stop()
         self._lookahead = Lookahead(
@@ -60,6 +62,7 @@ class Engine:
             piece_bytes=self._feed.piece_bytes,
             start=(epoch, position),
             depth=self._depth,
+            ends_with_epoch=self._feed.ends_with_epoch,
         )
         self._delivery.start(self._lookahead)
         self._lookahead.start()

@@ -20,9 +20,10 @@ class GlobalSeeds:
     def __init__(self, seed: int) -> None:
         self._key = seed_digest(seed)
 
-    def seed(self, epoch: int, sample_id: int) -> None:
-        """Seeds Python's, NumPy's and torch's CPU generator for this sample in this epoch."""
-        seed_all(_mixed(_mixed(self._key + epoch) + sample_id))
+    def seed(self, epoch: int, sample_id: int, draw: int = 0) -> None:
+        """Seeds Python's, NumPy's and torch's CPU generator for this sample in this epoch, and this draw of it."""
+        word = _mixed(_mixed(self._key + epoch) + sample_id)
+        seed_all(_mixed(word + draw) if draw else word)
 
 
 def seed_all(word: int) -> None:

@@ -18,11 +18,15 @@ from forebay.sampling import SampleStream, begin_step
 
 @dataclass(frozen=True)
 class IndexedReaderSpec:
-    """Makes readers of `dataset`; the chunks' rows are its indices."""
+    """Makes readers of `dataset`; the chunks' rows are its indices.
+
+    repeats: an epoch may have an index several times, each with random numbers of its own.
+    """
 
     dataset: Any
     seed: int
     assembly: Assembly = field(default_factory=Assembly)
+    repeats: bool = False
 
     def place(self, piece: int, row: int) -> str:
         """Where a sample lies, in words."""
@@ -41,6 +45,7 @@ class IndexedReader:
         self._assembly = spec.assembly
         self._stream = SampleStream(spec.seed)
         self._many = _reads_many(spec.dataset)
+        self._repeats = spec.repeats
 
     def batches(self, chunk: Chunk) -> Iterator[Batch]:
         """The chunk's batches, each read when asked for."""
@@ -65,11 +70,13 @@ class IndexedReader:
 
     def _samples(self, chunk: Chunk, attempt: Attempt) -> list[Any]:
         indices, first = chunk.row[attempt.cut].tolist(), attempt.cut.start
-        get, call = self._dataset.__getitem__, self._stream.call
+        get, call, epoch = self._dataset.__getitem__, self._stream.call, chunk.epoch
+        positions = chunk.position[attempt.cut].tolist() if self._repeats else None
 
         def sample(place: int) -> Any:
             index = indices[place - first]
-            return call(get, index, chunk.epoch, index, with_rng=False)
+            draw = 0 if positions is None else positions[place - first]
+            return call(get, index, epoch, index, with_rng=False, draw=draw)
 
         together = None if self._many is None else self._together(self._many, indices, attempt)
         return together if together is not None else attempt.filled(attempt.each(sample), sample)

@@ -54,8 +54,9 @@ class Lookahead:
         piece_bytes: Int64,
         start: tuple[int, int],
         depth: Depth,
+        ends_with_epoch: bool = False,
     ) -> None:
-        self._order, self._depth = order, depth
+        self._order, self._depth, self._ends_with_epoch = order, depth, ends_with_epoch
         self._connect = connect
         self._session: Leases | None = None
         self._questions = Questions()
@@ -228,6 +229,8 @@ class Lookahead:
                         is_published = True
                 position = int(block.after[-1])
                 steps = min(2 * steps, _BLOCK_STEPS)
+            if self._ends_with_epoch:
+                return
             epoch, position = epoch + 1, 0
 
     def _block_steps(self, steps: int) -> int:

@@ -132,9 +132,9 @@ class _Worker:
     def _is_unwanted(self) -> bool:
         return not self._desk.is_wanted(self._chunk)
 
-    def _begin_sample(self, epoch: int, sample_id: int) -> None:
+    def _begin_sample(self, epoch: int, sample_id: int, draw: int) -> None:
         self._desk.begin(self._chunk, max(sample_id, NO_SAMPLE))
-        self._seeds.seed(epoch, sample_id)
+        self._seeds.seed(epoch, sample_id, draw)
 
     @property
     def _at(self) -> str:

@@ -3,11 +3,12 @@
 Read in this order: `options` (what may be chosen), `lanes` and `line` (pieces to a track), `window` and `permutation`
 (the shuffles), `selection` and `strata` (which samples take part), `sequence` (positions to samples), `steps` and
 `share` (positions to ranks), `plan` and `needs` (what the loader asks), `engine` (the surface), `rank_order` (the
-surface as one rank sees it), `mixture` (the order of several datasets). It does no I/O and knows nothing of torch,
-files or the daemon.
+surface as one rank sees it), `listed` (epochs over explicit lists of indices), `mixture` (the order of several
+datasets). It does no I/O and knows nothing of torch, files or the daemon.
 """
 
 from forebay.order.engine import EpochOrder, Located, Order, Place
+from forebay.order.listed import BatchedOrder, ListedOrder, Listing, Lists
 from forebay.order.mixture import Draws, MixtureEpoch, MixtureOrder, in_step_order
 from forebay.order.needs import Needs
 from forebay.order.options import OrderOptions, Shuffle
@@ -18,9 +19,13 @@ from forebay.order.share import Runs, runs
 from forebay.order.steps import Split, Step, Tail
 
 __all__ = [
+    "BatchedOrder",
     "Draws",
     "EpochOrder",
     "Limit",
+    "ListedOrder",
+    "Listing",
+    "Lists",
     "Located",
     "MixtureEpoch",
     "MixtureOrder",

@@ -56,10 +56,22 @@ class Session:
 
 @contextmanager
 def planning(
-    connect: Callable[[], Session], *, start: tuple[int, int] = (0, 0), depth: Depth | None = None, rank: int = 0
+    connect: Callable[[], Session],
+    *,
+    start: tuple[int, int] = (0, 0),
+    depth: Depth | None = None,
+    rank: int = 0,
+    ends_with_epoch: bool = False,
 ) -> Iterator[Lookahead]:
     order = SharedOrder(Order(ROWS, seed=3, options=OrderOptions(lanes=4, window=6)), SPLIT, rank)
-    lookahead = Lookahead(order, connect, piece_bytes=BYTES, start=start, depth=depth or Depth(8, 4))
+    lookahead = Lookahead(
+        order,
+        connect,
+        piece_bytes=BYTES,
+        start=start,
+        depth=depth or Depth(8, 4),
+        ends_with_epoch=ends_with_epoch,
+    )
     lookahead.start()
     try:
         yield lookahead
@@ -101,6 +113,15 @@ def test_chunks_are_the_orders_steps_on_over_the_epochs(start: tuple[int, int]) 
     assert [end.last_of_epoch for chunk in chunks for end in chunk.ends] == [position == 0 for _, position in planned]
     steps = [end.step for chunk in chunks for end in chunk.ends]
     assert all(after == before + 1 for before, after in pairwise(steps))
+
+
+def test_a_planner_of_one_epoch_has_ended_behind_it() -> None:
+    session = Session()
+    with planning(lambda: session, start=(1, 50), ends_with_epoch=True) as lookahead:
+        chunks = consume(lookahead, 5)
+        assert session.closed.wait(20)
+        assert lookahead.take_ready() is None
+    assert [end.last_of_epoch for chunk in chunks for end in chunk.ends] == [False] * 4 + [True]
 
 
 def test_every_piece_of_a_chunk_is_leased_while_it_is_read_and_given_back_when_passed() -> None:
