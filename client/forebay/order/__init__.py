@@ -3,12 +3,16 @@
 Read in this order: `options` (what may be chosen), `lanes` and `line` (pieces to a track), `window` and `permutation`
 (the shuffles), `selection` and `strata` (which samples take part), `sequence` (positions to samples), `steps` and
 `share` (positions to ranks), `plan` and `needs` (what the loader asks), `engine` (the surface), `rank_order` (the
-surface as one rank sees it), `mixture` (the order of several datasets). It does no I/O and knows nothing of torch,
-files or the daemon.
+surface as one rank sees it), `mixture` (the order of several datasets), `buckets` (batches of like lengths),
+`located_plan` and `mixture_plan` (what a rank reads of those). It does no I/O but for a file of lengths, and knows
+nothing of torch or the daemon.
 """
 
+from forebay.order.buckets import BucketedSequence, Buckets
 from forebay.order.engine import EpochOrder, Located, Order, Place
+from forebay.order.located_plan import SharedLocated
 from forebay.order.mixture import Draws, MixtureEpoch, MixtureOrder, in_step_order
+from forebay.order.mixture_plan import MixedSequence
 from forebay.order.needs import Needs
 from forebay.order.options import OrderOptions, Shuffle
 from forebay.order.plan import RankPlan
@@ -18,10 +22,13 @@ from forebay.order.share import Runs, runs
 from forebay.order.steps import Split, Step, Tail
 
 __all__ = [
+    "BucketedSequence",
+    "Buckets",
     "Draws",
     "EpochOrder",
     "Limit",
     "Located",
+    "MixedSequence",
     "MixtureEpoch",
     "MixtureOrder",
     "Needs",
@@ -35,6 +42,7 @@ __all__ = [
     "Runs",
     "SelectedRows",
     "Selection",
+    "SharedLocated",
     "SharedOrder",
     "Shuffle",
     "Split",
