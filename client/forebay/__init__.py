@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
-from forebay.keys import IS_PAD, POSITION, SAMPLE_ID
+from forebay.keys import IS_PAD, POSITION, SAMPLE_ID, SOURCE
 from forebay_core.errors import (
     AccessDenied,
     BadObject,
@@ -33,7 +33,8 @@ from forebay_core.errors import (
 if TYPE_CHECKING:
     from forebay.dataset import StreamingDataset
     from forebay.loader import DataLoader
-    from forebay.order import OrderOptions
+    from forebay.mixture import Mixture
+    from forebay.order import Buckets, OrderOptions
     from forebay.sampling import sample_rng
     from forebay.timing import BatchTiming
     from forebay_core.formats import Packing, Parquet, Tokens
@@ -42,9 +43,11 @@ __all__ = [
     "IS_PAD",
     "POSITION",
     "SAMPLE_ID",
+    "SOURCE",
     "AccessDenied",
     "BadObject",
     "BatchTiming",
+    "Buckets",
     "CapacityError",
     "ColumnNotFound",
     "ConfigurationError",
@@ -54,6 +57,7 @@ __all__ = [
     "EmptyDataset",
     "ForebayError",
     "InternalError",
+    "Mixture",
     "ObjectChanged",
     "OrderOptions",
     "Packing",
@@ -75,7 +79,9 @@ __version__ = _version("forebay")
 
 _LAZY = {
     "BatchTiming": "forebay.timing",
+    "Buckets": "forebay.order",
     "DataLoader": "forebay.loader",
+    "Mixture": "forebay.mixture",
     "OrderOptions": "forebay.order",
     "Packing": "forebay_core.formats",
     "Parquet": "forebay_core.formats",

@@ -116,6 +116,10 @@ class Stream:
             return self
         if type(window) is not int or window < 1 or window == self.order.window:
             return self
+        return self.with_window(window)
+
+    def with_window(self, window: int) -> "Stream":
+        """This stream with another window."""
         spec = replace(self.order_spec, options=replace(self.order_spec.options, window=window))
         return replace(self, order_spec=spec, order=spec.over(self.manifest))
 
@@ -133,8 +137,18 @@ class Stream:
         return SessionLeases(Session(self.client, self.dataset, self.columns, label))
 
     def depth(self, split: Split) -> Depth:
-        """How far a reader in this process runs ahead: bounded in bytes, as the manifest states them."""
-        step_samples = -(-split.global_batch // split.world_size)
-        step_bytes = max(1, self.manifest.total_bytes * step_samples // max(1, self.manifest.samples))
-        steps = max(_LEAST_AHEAD, min(_MOST_AHEAD, _AHEAD_BYTES // step_bytes))
-        return Depth(steps=steps, chunk_steps=steps // 2)
+        """How far a reader in this process runs ahead."""
+        return depth_of(self.sample_bytes, split)
+
+    @property
+    def sample_bytes(self) -> float:
+        """How large a sample is on average, as the manifest states it."""
+        return self.manifest.total_bytes / max(1, self.manifest.samples)
+
+
+def depth_of(sample_bytes: float, split: Split) -> Depth:
+    """How far a reader of such samples runs ahead in its process: bounded in bytes."""
+    step_samples = -(-split.global_batch // split.world_size)
+    step_bytes = max(1, int(sample_bytes * step_samples))
+    steps = max(_LEAST_AHEAD, min(_MOST_AHEAD, _AHEAD_BYTES // step_bytes))
+    return Depth(steps=steps, chunk_steps=steps // 2)

@@ -93,50 +93,39 @@ class Gathering:
             yield self._opened[int(piece[start])], row[start:stop], slice(start, stop)
 
 
-class StreamReader:
-    """Turns chunks into batches. Not for several threads at once."""
+class StreamFiles:
+    """The mapped files of one stream, opened for one chunk after another."""
 
-    def __init__(self, spec: StreamReaderSpec, *, is_closed: Callable[[], bool] = lambda: False) -> None:
-        self._spec = spec
+    def __init__(self, spec: StreamReaderSpec, *, is_closed: Callable[[], bool]) -> None:
         manifest = Manifest.open(spec.manifest_path)
-        columns = manifest.columns(list(spec.columns))
+        self.columns = manifest.columns(list(spec.columns))
         self._pieces = OpenPieces(manifest, spec.columns, wait_seconds=spec.wait_seconds, is_closed=is_closed)
-        self._assembly = spec.assembly
-        self._source = Columnar(columns) if spec.columnar else BySample(spec, columns)
+        self._in_place: list[OpenPiece] = []
 
-    def batches(self, chunk: Chunk) -> Iterator[Batch]:
-        """The chunk's batches, each read when asked for. `PieceGone` and `StillFilling` only come before the first."""
-        clock = Clock()
+    def gathering(self, chunk: Chunk, clock: Clock) -> Gathering:
+        """The chunk's rows, its files opened. Raises `PieceGone`, `StillFilling`, `ObjectChanged`, a fill's error."""
         self._pieces.pass_by(chunk.begin)
-        try:
-            opened = self._open(chunk, clock)
-        except PieceGone:
-            self._pieces.discard(file.piece for file in chunk.files)
-            raise
-        in_place = [piece for piece in opened.values() if piece.file.in_place]
-        self._pieces.check_in_place(in_place)
-        gathering = Gathering(chunk, self._pieces, opened)
-        bounds = chunk.offsets.tolist()
-        for end, start, stop in zip(chunk.ends, bounds[:-1], bounds[1:], strict=True):
-            clock.begin()
-            begin_step(chunk.epoch, int(chunk.sample_id[start]))
-            data = self._batch(gathering, slice(start, stop), clock)
-            if in_place:
-                self._pieces.check_in_place(in_place)
-            yield Batch(data, end, stop - start, clock.take())
-        self._pieces.pass_by(chunk.end)
+        opened = self._open(chunk, clock)
+        self._in_place = [piece for piece in opened.values() if piece.file.in_place]
+        self.check_in_place()
+        return Gathering(chunk, self._pieces, opened)
+
+    def check_in_place(self) -> None:
+        """Raises `ObjectChanged` where a file of the chunk that is read in place was written meanwhile."""
+        if self._in_place:
+            self._pieces.check_in_place(self._in_place)
+
+    def forget(self, chunk: Chunk) -> None:
+        """Closes the chunk's files, which are to be leased anew."""
+        self._pieces.discard(file.piece for file in chunk.files)
+
+    def pass_by(self, position: int) -> None:
+        """Closes what nobody wants from this position on."""
+        self._pieces.pass_by(position)
 
     def close(self) -> None:
         """Unmaps everything."""
         self._pieces.close()
-
-    def _batch(self, gathering: Gathering, cut: slice, clock: Clock) -> Any:
-        batch = self._assembly.with_extras(self._source.batch(gathering, cut, clock), gathering.chunk, cut)
-        clock.lap("collate")
-        if self._assembly.batch_transform is not None:
-            batch = self._assembly.transformed(batch)
-            clock.lap("transform")
-        return batch
 
     def _open(self, chunk: Chunk, clock: Clock) -> dict[int, OpenPiece]:
         opened = {}
@@ -149,6 +138,45 @@ class StreamReader:
         return opened
 
 
+class StreamReader:
+    """Turns chunks into batches. Not for several threads at once."""
+
+    def __init__(self, spec: StreamReaderSpec, *, is_closed: Callable[[], bool] = lambda: False) -> None:
+        self._files = StreamFiles(spec, is_closed=is_closed)
+        self._assembly = spec.assembly
+        columns = self._files.columns
+        self._source = Columnar(columns) if spec.columnar else BySample(spec, columns)
+
+    def batches(self, chunk: Chunk) -> Iterator[Batch]:
+        """The chunk's batches, each read when asked for. `PieceGone` and `StillFilling` only come before the first."""
+        clock = Clock()
+        try:
+            gathering = self._files.gathering(chunk, clock)
+        except PieceGone:
+            self._files.forget(chunk)
+            raise
+        bounds = chunk.offsets.tolist()
+        for end, start, stop in zip(chunk.ends, bounds[:-1], bounds[1:], strict=True):
+            clock.begin()
+            begin_step(chunk.epoch, int(chunk.sample_id[start]))
+            data = self._batch(gathering, slice(start, stop), clock)
+            self._files.check_in_place()
+            yield Batch(data, end, stop - start, clock.take())
+        self._files.pass_by(chunk.end)
+
+    def close(self) -> None:
+        """Unmaps everything."""
+        self._files.close()
+
+    def _batch(self, gathering: Gathering, cut: slice, clock: Clock) -> Any:
+        batch = self._assembly.with_extras(self._source.batch(gathering, cut, clock), gathering.chunk, cut)
+        clock.lap("collate")
+        if self._assembly.batch_transform is not None:
+            batch = self._assembly.transformed(batch)
+            clock.lap("transform")
+        return batch
+
+
 class Columnar:
     """Batches of columns; no Python runs per sample."""
 
@@ -159,7 +187,7 @@ class Columnar:
         """One step's dict of tensors and lists."""
         gathered = {name: gathering.column(column, cut) for name, column in self._columns.items()}
         clock.lap("read")
-        return {name: _batched(values) for name, values in gathered.items()}
+        return {name: batched(values) for name, values in gathered.items()}
 
 
 class BySample:
@@ -173,22 +201,26 @@ class BySample:
 
     def batch(self, gathering: Gathering, cut: slice, clock: Clock) -> Any:
         """One step's batch, as the collate function makes it; a single sample where there are no batches."""
+        return self._assembly.collated(self.samples(gathering, cut, clock))
+
+    def samples(self, gathering: Gathering, cut: slice, clock: Clock) -> list[Any]:
+        """The samples, transformed."""
         samples: list[Any] = gathering.samples(self._names, cut)
         clock.lap("read")
         if self._transform is not None:
             samples = self._transformed(self._transform, gathering.chunk, samples, cut)
             clock.lap("transform")
-        return self._assembly.collated(samples)
+        return samples
 
     def _transformed(self, transform: Callable[..., Any], chunk: Chunk, samples: list[Any], cut: slice) -> list[Any]:
         call = self._stream.call
+        places = zip(samples, chunk.epochs(cut), chunk.sample_id[cut].tolist(), strict=True)
         return [
-            call(transform, sample, chunk.epoch, sample_id, with_rng=self._with_rng)
-            for sample, sample_id in zip(samples, chunk.sample_id[cut].tolist(), strict=True)
+            call(transform, sample, epoch, sample_id, with_rng=self._with_rng) for sample, epoch, sample_id in places
         ]
 
 
-def _batched(values: npt.NDArray[Any] | list[Any]) -> Any:
+def batched(values: npt.NDArray[Any] | list[Any]) -> Any:
     """One tensor for a fixed-width column, else a list whose arrays are tensors."""
     if isinstance(values, list):
         return [torch.from_numpy(value) if isinstance(value, np.ndarray) else value for value in values]
