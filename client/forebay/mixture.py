@@ -41,7 +41,7 @@ class Mixture(Ordered, IterableDataset[Any]):
 
     Args:
         sources: for each name a `StreamingDataset` and its weight; weights need not sum to 1. What belongs to the steps
-            (batch_size, tail, extras, rank and world size) is the mixture's and must not be given to a source.
+            (batch_size, tail, extras, buckets, rank and world size) is the mixture's and must not be given to a source.
         epoch: the length of an epoch: `"longest"` reads about all of every source, some more than once; `"shortest"`
             ends where the first source would begin anew, about; or a number of samples.
         seed: any integer; the order of the draws is a function of it. The sources keep their own.
@@ -260,7 +260,7 @@ def _source(name: str, given: Any) -> tuple[StreamingDataset, float]:
         raise ConfigurationError(
             f"source {name!r} is a {type(dataset).__name__}: a mixture is made of forebay.StreamingDataset"
         )
-    steps = {"batch_size": dataset.batch_size, "extras": dataset.extras or None}
+    steps = {"batch_size": dataset.batch_size, "extras": dataset.extras or None, "buckets": dataset.buckets}
     given_there = [option for option, value in steps.items() if value is not None]
     given_there += ["tail"] if dataset.tail != "even" else []
     given_there += ["rank, world_size, device_mesh or process_group"] if dataset._ranks != Ranks() else []

@@ -14,7 +14,7 @@ from forebay.loading.engine import Feed
 from forebay.loading.leases import SessionLeases
 from forebay.loading.lookahead import Depth
 from forebay.loading.places import shard_row
-from forebay.order import Order, OrderOptions, Pieces, Selection, SharedOrder, Split
+from forebay.order import Buckets, Order, OrderOptions, Pieces, Selection, Split, shared, spec_of
 from forebay.order.options import Shuffle
 from forebay.order.steps import Tail
 from forebay.progress import Identity
@@ -36,6 +36,7 @@ class OrderSpec:
     seed: int
     options: OrderOptions
     selection: Selection = field(default_factory=Selection)
+    buckets: Buckets | None = None
 
     def over(self, manifest: Manifest) -> Order:
         """The order of these pieces. Raises `EmptyDataset` where the selection leaves nothing of them."""
@@ -84,6 +85,8 @@ class Stream:
         dataset = client.open_dataset(urls, "" if format is None else json.dumps(format.spec(), sort_keys=True))
         manifest = Manifest.open(dataset.manifest_path, inode=dataset.inode, size=dataset.size_bytes)
         names = tuple(manifest.columns(None if columns is None else list(columns)))
+        if order_spec.buckets is not None:
+            order_spec.buckets.check(manifest.samples)
         return cls(client, dataset, manifest, names, order_spec, order_spec.over(manifest))
 
     @property
@@ -92,7 +95,8 @@ class Stream:
 
     def identity(self, tail: Tail) -> Identity:
         """What a state is bound to."""
-        return Identity(self.manifest.fingerprint, self.samples, {**self.order.spec(), "tail": tail})
+        spec = spec_of(self.order, self.order_spec.buckets)
+        return Identity(self.manifest.fingerprint, self.samples, {**spec, "tail": tail})
 
     def nth(self, number: int) -> tuple[int, int, int]:
         """Sample id, piece and row of the number-th sample that takes part, in the order of the ids."""
@@ -127,7 +131,7 @@ class Stream:
         """What an engine reads from."""
         label = f"rank {here.rank} of {here.world_size}: {source}"
         return Feed(
-            order=SharedOrder(self.order, split, here.rank),
+            order=shared(self.order, self.order_spec.buckets, self.order_spec.seed, split, here.rank),
             connect=lambda: self.leases(label),
             piece_bytes=self.manifest.piece_decoded_bytes,
         )

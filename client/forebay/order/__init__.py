@@ -8,7 +8,7 @@ surface as one rank sees it), `mixture` (the order of several datasets), `bucket
 nothing of torch or the daemon.
 """
 
-from forebay.order.buckets import BucketedSequence, Buckets
+from forebay.order.buckets import BucketedSequence, Buckets, shared, spec_of
 from forebay.order.engine import EpochOrder, Located, Order, Place
 from forebay.order.located_plan import SharedLocated
 from forebay.order.mixture import Draws, MixtureEpoch, MixtureOrder, in_step_order
@@ -52,4 +52,6 @@ __all__ = [
     "in_step_order",
     "portions",
     "runs",
+    "shared",
+    "spec_of",
 ]

@@ -20,8 +20,9 @@ import numpy.typing as npt
 from forebay.order import philox
 from forebay.order.engine import Order
 from forebay.order.lanes import Int64, counted
-from forebay.order.located_plan import Readings
+from forebay.order.located_plan import Readings, SharedLocated
 from forebay.order.needs import Needs
+from forebay.order.rank_order import RankOrder, SharedOrder
 from forebay.order.steps import Split
 from forebay_core.errors import ConfigurationError
 
@@ -91,6 +92,10 @@ class Buckets:
                 f"each sample id, those that a limit or a split leaves out too"
             )
 
+    def window_begin(self, position: int) -> int:
+        """Where the block of a position begins."""
+        return position // self.window * self.window
+
     def __getstate__(self) -> dict[str, Any]:
         return {"lengths": self.lengths, "window": self.window, "unit": self.unit}
 
@@ -150,6 +155,18 @@ class BucketedSequence:
         words = philox.raw_words(self._digest, philox.BUCKETS, units, block=number, epoch=epoch)
         begin = np.argsort(words, kind="stable") * self.buckets.unit
         return by_length[counted(begin, np.minimum(self.buckets.unit, len(length) - begin))]
+
+
+def shared(order: Order, buckets: Buckets | None, seed: int, split: Split, rank: int) -> RankOrder:
+    """The order shared out over ranks, regrouped by length where that was asked for."""
+    if buckets is None:
+        return SharedOrder(order, split, rank)
+    return SharedLocated(BucketedSequence(order, buckets, seed=seed), split, rank)
+
+
+def spec_of(order: Order, buckets: Buckets | None) -> dict[str, Any]:
+    """What a state records of them."""
+    return order.spec() if buckets is None else {**order.spec(), "buckets": buckets.spec()}
 
 
 def _check_range(name: str, value: int, maximum: int) -> None:
