@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 from torch.utils.data import IterableDataset
 
 from forebay.indexed import IndexedDataset
+from forebay.order.buckets import Buckets
 from forebay.order.options import Shuffle
 from forebay.order.steps import Tail
 from forebay.ordered import Ordered, checked_batch_size
@@ -43,6 +44,7 @@ class Wanted:
     tail: Tail | None = None
     ranks: Ranks = field(default_factory=Ranks)
     extras: tuple[str, ...] | None = None
+    buckets: Buckets | None = None
     address: str | None = None
 
     def batch_size_beside(self, theirs: int | None) -> int | None:
@@ -106,6 +108,7 @@ def _indexed(dataset: Any, wanted: Wanted) -> IndexedDataset:
         tail=wanted.tail_beside("even"),
         ranks=wanted.ranks,
         extras=wanted.extras or (),
+        buckets=wanted.buckets,
     )
 
 
@@ -123,6 +126,8 @@ def _agreed(dataset: Ordered, wanted: Wanted) -> Ordered:
         _same("rank and world_size", wanted.ranks, dataset._ranks)
     if wanted.extras is not None and dataset.extras:
         _same("extras", wanted.extras, dataset.extras)
+    if wanted.buckets is not None and wanted.buckets is not getattr(dataset, "buckets", None):
+        raise ConfigurationError("buckets= here is for a map-style dataset: give it to the StreamingDataset instead")
     _address(dataset, wanted.address)
     wanted.batch_size_beside(dataset.batch_size)
     wanted.tail_beside(dataset.tail)

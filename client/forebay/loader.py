@@ -23,7 +23,7 @@ from forebay.loading.lookahead import Depth
 from forebay.loading.processes import ProcessDelivery, WorkerOptions
 from forebay.loading.start_methods import check as check_start_method
 from forebay.loading.threads import ThreadDelivery
-from forebay.order import Split
+from forebay.order import Buckets, Split
 from forebay.order.steps import Tail
 from forebay.ordered import checked_batch_size
 from forebay.reporting import ReportTo
@@ -46,6 +46,7 @@ class DataLoader(TorchDataLoader[Any]):
     Args:
         seed, tail, extras, rank, world_size, device_mesh, process_group: as in `StreamingDataset`; for a dataset that
             has none of its own.
+        buckets: groups samples of like lengths into batches, see `forebay.Buckets`; for a map-style dataset.
         batch_transform: called with each whole batch, after collation; its value is what is handed out.
         worker_type: `"process"` (worker processes, with torch's options) or `"thread"`. None: processes. Without
             workers, a background thread reads a stream ahead; a map-style dataset is read by the trainer's own thread.
@@ -84,6 +85,7 @@ class DataLoader(TorchDataLoader[Any]):
         seed: int | None = None,
         tail: Tail | None = None,
         extras: Sequence[str] | None = None,
+        buckets: Buckets | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         device_mesh: Any = None,
@@ -114,6 +116,7 @@ class DataLoader(TorchDataLoader[Any]):
             tail=tail,
             ranks=Ranks(rank, world_size, device_mesh, process_group),
             extras=None if extras is None else tuple(extras),
+            buckets=buckets,
             address=address,
         )
         assembly = Assembly(batch_transform=batch_transform)
@@ -148,6 +151,7 @@ class DataLoader(TorchDataLoader[Any]):
             batched=batched,
         )
         self.shuffle, self.seed, self.tail, self.extras = shuffle, seed, ordered.tail, extras
+        self.buckets = buckets
         self.rank, self.world_size = rank, world_size
         self.device_mesh, self.process_group = device_mesh, process_group
         self.batch_transform = batch_transform
