@@ -86,7 +86,7 @@ def cases(draw: st.DrawFn) -> Case:
         weights=tuple(draw(st.lists(st.floats(0.05, 1), min_size=number, max_size=number))),
         seed=draw(st.integers(0, 1000)),
         block=draw(st.integers(number, 40)),
-        epoch_length=draw(st.integers(8, 150)),
+        epoch_length=draw(st.one_of(st.integers(8, 20), st.integers(8, 150))),
     )
 
 
@@ -121,7 +121,7 @@ def expected(case: Case, epoch: int, step: model.Step, world_size: int) -> list[
 @given(case=cases(), split=splits(), data=st.data())
 def test_every_ranks_plan_from_anywhere_equals_the_model(case: Case, split: Split, data: st.DataObject) -> None:
     sequence, epoch = case.sequence(), data.draw(st.integers(0, 3))
-    at = data.draw(st.integers(0, case.epoch_length))
+    at = data.draw(st.one_of(st.just(0), st.integers(0, case.epoch_length)))
     plans = [SharedLocated(sequence, split, rank).plan(epoch, at, 10**6) for rank in range(split.world_size)]
     ranks = [planned(plan) for plan in plans]
     number = 0
@@ -186,6 +186,22 @@ def test_the_needs_of_very_many_source_epochs_are_few() -> None:
     needs = order.needs(0, 0)
     assert np.count_nonzero(needs.pieces == 0) < 300
     assert needs.last[needs.pieces == 0].max() == mixture.samples
+
+
+def test_a_source_that_lays_its_pieces_anew_is_needed_in_all_lanes_once_its_epochs_are_not_told_apart() -> None:
+    orders = (
+        Order([5] * 80, seed=0, options=OrderOptions(lanes=4, window=1, sticky=False)),
+        Order([400] * 70, seed=1, options=OrderOptions(lanes=4, window=100)),
+    )
+    order = SharedLocated(MixedSequence(MixtureOrder([400, 28_000], [1, 1], seed=2), orders), Split(4, 64), 0)
+    needs, at = order.needs(0, 0), 0
+    while at < order.samples:
+        plan = order.plan(0, at, 256)
+        for piece in range(80):
+            wanted, held = plan.position[plan.piece == piece], needs.pieces == piece
+            first, last = needs.first[held, None], needs.last[held, None]
+            assert np.all(np.any((first <= wanted) & (wanted < last), axis=0))
+        at = int(plan.after[-1])
 
 
 def test_a_plan_ends_early_rather_than_locate_very_much_and_goes_on_from_there() -> None:
