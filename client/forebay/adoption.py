@@ -77,8 +77,8 @@ def adopt(dataset: object, wanted: Wanted) -> Ordered:
         return _agreed(dataset, wanted)
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         raise ConfigurationError(
-            f"forebay.DataLoader loads a forebay.StreamingDataset or a map-style dataset (__len__ and __getitem__), "
-            f"not {type(dataset).__name__}: a plain iterable has no position to come back to"
+            f"forebay.DataLoader loads a forebay.StreamingDataset or Mixture, or a map-style dataset (__len__ and "
+            f"__getitem__), not {type(dataset).__name__}: a plain iterable has no position to come back to"
         )
     return _indexed(dataset, wanted)
 
