@@ -95,6 +95,11 @@ class Mixture(Ordered, IterableDataset[Any]):
         for source in self.sources.values():
             source.address = source.address or address
 
+    @property
+    def _stream(self) -> Stream | None:
+        """A source that is open, and so has its daemon, if any is."""
+        return next((source._stream for source in self.sources.values() if source._stream is not None), None)
+
     def open(self) -> None:
         """Asks the daemon for all sources now instead of at the first use, so that what is wrong with them shows."""
         self._open()

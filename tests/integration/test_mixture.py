@@ -449,5 +449,10 @@ def test_the_daemon_may_be_told_to_the_loader(directory: Path, address: str) -> 
     sources = {
         name: (forebay.StreamingDataset(str(directory / name), format=PIECES, columns=["id"]), 1) for name in SAMPLES
     }
-    with closing(forebay.DataLoader(forebay.Mixture(sources, epoch=40), 8, address=address)) as loader:
+    data = forebay.Mixture(sources, epoch=40)
+    with closing(forebay.DataLoader(data, 8, address=address)) as loader:
         assert len(list(loader)) == 5
+    with closing(forebay.DataLoader(data, 8, address=address)) as loader:
+        assert len(loader) == 5
+    with pytest.raises(forebay.ConfigurationError, match="or it is open already"):
+        forebay.DataLoader(data, 8, address="/elsewhere")
