@@ -39,9 +39,9 @@ class DataLoader(TorchDataLoader[Any]):
     """Loads a dataset in batches, each sample exactly once an epoch over all ranks, resumable anywhere.
 
     The parameters up to `in_order` are torch's, with torch's meaning. The dataset is a `forebay.StreamingDataset`, a
-    `forebay.Mixture` of those, or any map-style dataset: `shuffle=True` then is a permutation of all of it, drawn anew each epoch from `seed`, and
-    every rank reads its own part. `drop_last=True` is `tail="drop"`. A value given here and in the dataset must be the
-    same; a batch size that is not given is the dataset's, else 1.
+    `forebay.Mixture` of those, or any map-style dataset: `shuffle=True` then is a permutation of all of it, drawn anew
+    each epoch from `seed`, and every rank reads its own part. `drop_last=True` is `tail="drop"`. A value given here and
+    in the dataset must be the same; a batch size that is not given is the dataset's, else 1.
 
     Args:
         seed, tail, extras, rank, world_size, device_mesh, process_group: as in `StreamingDataset`; for a dataset that
