@@ -286,6 +286,27 @@ def test_a_source_may_be_given_twice_and_one_source_is_a_mixture_too(directory: 
         assert sorted(torch.cat([batch["id"] for batch in alone]).tolist()) == list(range(1000, 1070))
 
 
+def test_portions_of_a_dataset_are_sources_like_any_other(directory: Path, address: str) -> None:
+    web = stream(directory / "web", address).split({"train": 0.75, "eval": 0.25})
+    data = forebay.Mixture(
+        {name: (part, part.samples) for name, part in web.items()}, extras=EXTRAS, block=4, epoch=240
+    )
+    with closing(forebay.DataLoader(data, 20)) as loader:
+        batches = list(loader)
+    samples = torch.cat([batch[forebay.SAMPLE_ID] for batch in batches])
+    sources = torch.cat([batch[forebay.SOURCE] for batch in batches])
+    assert sorted(samples.tolist()) == list(range(240))
+    assert np.bincount(sources).tolist() == [180, 60]
+
+
+def test_any_batch_is_replayed(directory: Path, address: str) -> None:
+    with ranks(directory, address, world_size=2) as job:
+        job.run(7)
+        for rank, loader in enumerate(job.loaders):
+            again, seen = loader.replay(0, 4), job.batches[4][rank]
+            assert all(torch.equal(again[name], seen[name]) for name in seen)
+
+
 def test_token_files_are_put_together_too(tmp_path: Path, address: str) -> None:
     write_tokens(tmp_path / "a.bin", samples=50, sequence_length=8)
     write_tokens(tmp_path / "b.bin", samples=30, sequence_length=8)

@@ -112,7 +112,7 @@ class SharedLeases:
     def _shared_out(self, pieces: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:
         """For each dataset of these pieces its number, its first piece, and its pieces in its own numbering."""
         owner = self._owner(pieces)
-        for number in np.unique(owner).tolist():
+        for number in sorted(set(owner.tolist())):
             first_piece = int(self._first_pieces[number])
             yield (
                 number,

@@ -14,6 +14,7 @@ import numpy as np
 from forebay.loading.assembly import Assembly, Clock
 from forebay.loading.chunk import Batch, Chunk, Int64
 from forebay.loading.stream_reader import BySample, Gathering, StreamFiles, StreamReaderSpec, batched
+from forebay.sampling import begin_step
 from forebay_core.errors import ConfigurationError, PieceGone
 from forebay_core.formats.base import Column
 
@@ -33,6 +34,11 @@ class MixtureReaderSpec:
         """True where no Python runs per sample."""
         per_sample = any(source.transform is not None for source in self.sources)
         return not per_sample and self.assembly.collate_fn is None and self.assembly.batched
+
+    def place(self, piece: int, row: int) -> str:
+        """Where a sample lies, in words: its number among the rows of its shard."""
+        source = int(np.searchsorted(self.first_pieces, piece, side="right")) - 1
+        return self.sources[source].place(piece - self.first_pieces[source], row)
 
     def reader(self, *, is_closed: Callable[[], bool] = lambda: False) -> "MixtureReader":
         """A reader for this thread; `is_closed` ends its waits for pieces."""
@@ -70,6 +76,7 @@ class MixtureReader:
         bounds = chunk.offsets.tolist()
         for end, start, stop in zip(chunk.ends, bounds[:-1], bounds[1:], strict=True):
             clock.begin()
+            begin_step(chunk.epochs(slice(start, start + 1))[0], int(chunk.sample_id[start]))
             data = self._batch(portions, chunk, slice(start, stop), clock)
             for portion in portions:
                 self._files[portion.source].check_in_place()

@@ -89,6 +89,9 @@ class SharedLocated:
     def steps(self, position: int = 0) -> int:
         return self.split.steps(self.samples, position)
 
+    def position_of(self, step: int) -> int | None:
+        return self.split.position_of(self.samples, step)
+
     def plan(self, epoch: int, position: int, steps: int) -> RankPlan:
         read = partial(self.sequence.read, epoch)
         return plan_located(read, self.samples, position, steps, split=self.split, rank=self.rank)

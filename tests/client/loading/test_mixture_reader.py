@@ -159,6 +159,13 @@ def test_what_nobody_wants_any_more_is_closed_also_where_a_chunk_has_none_of_its
     made.close()
 
 
+def test_a_samples_place_is_said_by_the_shard_of_its_source(sources: list[Local]) -> None:
+    specs = tuple(StreamReaderSpec(local.manifest_path, local.columns, 0) for local in sources)
+    spec = MixtureReaderSpec(specs, FIRST_PIECES, 7)
+    assert spec.place(5, 3) == f"row 23 of {sources[0].directory.as_uri()}/shard-00001.parquet"
+    assert spec.place(6, 3) == f"row 3 of {sources[1].directory.as_uri()}/shard-00000.parquet"
+
+
 @pytest.mark.parametrize(
     ("other", "says"),
     [

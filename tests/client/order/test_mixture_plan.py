@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from forebay.order import MixedSequence, MixtureOrder, Order, OrderOptions, RankPlan, SharedLocated, Split, located_plan
 from forebay.order.mixture_plan import Reach
 from tests.client.order import model
+from tests.client.order.strategies import Case as Epoch
 from tests.client.order.strategies import splits
 
 QUICK = settings(max_examples=60, deadline=None)
@@ -37,8 +38,7 @@ class Source:
 
 @cache
 def modelled(source: Source, epoch: int) -> list[model.Sample]:
-    arguments: dict[str, Any] = {**vars(source), "rows": list(source.rows), "window": source.order().window}
-    return model.positions(**arguments, epoch=epoch)
+    return Epoch(**{**vars(source), "rows": list(source.rows)}, epoch=epoch).model()
 
 
 @dataclass(frozen=True)
