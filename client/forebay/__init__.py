@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
-from forebay.keys import IS_PAD, POSITION, SAMPLE_ID
+from forebay.keys import IS_PAD, POSITION, SAMPLE_ID, SOURCE
 from forebay_core.errors import (
     AccessDenied,
     BadObject,
@@ -34,7 +34,8 @@ from forebay_core.errors import (
 if TYPE_CHECKING:
     from forebay.dataset import StreamingDataset
     from forebay.loader import DataLoader
-    from forebay.order import OrderOptions
+    from forebay.mixture import Mixture
+    from forebay.order import Buckets, OrderOptions
     from forebay.sampling import sample_rng
     from forebay.skipping import SkippedSample
     from forebay.timing import BatchTiming
@@ -44,9 +45,11 @@ __all__ = [
     "IS_PAD",
     "POSITION",
     "SAMPLE_ID",
+    "SOURCE",
     "AccessDenied",
     "BadObject",
     "BatchTiming",
+    "Buckets",
     "CapacityError",
     "ColumnNotFound",
     "ConfigurationError",
@@ -56,6 +59,7 @@ __all__ = [
     "EmptyDataset",
     "ForebayError",
     "InternalError",
+    "Mixture",
     "ObjectChanged",
     "OrderOptions",
     "Packing",
@@ -79,7 +83,9 @@ __version__ = _version("forebay")
 
 _LAZY = {
     "BatchTiming": "forebay.timing",
+    "Buckets": "forebay.order",
     "DataLoader": "forebay.loader",
+    "Mixture": "forebay.mixture",
     "OrderOptions": "forebay.order",
     "Packing": "forebay_core.formats",
     "Parquet": "forebay_core.formats",

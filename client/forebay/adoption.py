@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset
 from forebay.delegated import DelegatedDataset, is_stateful
 from forebay.indexed import IndexedDataset
 from forebay.listed import ListedDataset, SampledDataset
+from forebay.order.buckets import Buckets
 from forebay.order.options import Shuffle
 from forebay.order.steps import Tail
 from forebay.ordered import Ordered, checked_batch_size
@@ -48,6 +49,7 @@ class Wanted:
     tail: Tail | None = None
     ranks: Ranks = field(default_factory=Ranks)
     extras: tuple[str, ...] | None = None
+    buckets: Buckets | None = None
     address: str | None = None
     processes: int = 0
     runs_on: bool = False
@@ -85,9 +87,10 @@ def adopt(dataset: object, wanted: Wanted) -> Ordered | DelegatedDataset:
     if hasattr(dataset, "__iter__") and is_stateful(dataset):
         return _delegated(dataset, wanted)
     raise ConfigurationError(
-        f"forebay.DataLoader loads a forebay.StreamingDataset, a map-style dataset (__len__ and __getitem__) or an "
-        f"iterable that can say and take its own position (state_dict and load_state_dict, as torchdata has them): "
-        f"{type(dataset).__name__} is none of them and has no position to come back to; define these two methods"
+        f"forebay.DataLoader loads a forebay.StreamingDataset or Mixture, a map-style dataset (__len__ and "
+        f"__getitem__) or an iterable that can say and take its own position (state_dict and load_state_dict, as "
+        f"torchdata has them): {type(dataset).__name__} is none of them and has no position to come back to; define "
+        f"these two methods"
     )
 
 
@@ -144,11 +147,13 @@ def _indexed(dataset: Any, wanted: Wanted) -> IndexedDataset:
         "extras": wanted.extras or (),
         "epochs": epochs,
     }
+    if wanted.buckets is not None and (picked.drawn is not None or picked.indices is not None):
+        raise ConfigurationError("buckets= group the samples that a sampler= would list: leave one of them out")
     if picked.drawn is not None:
         return SampledDataset(dataset, picked.drawn, **options)
     if picked.indices is not None:
         return ListedDataset(dataset, picked.indices, shuffle=picked.shuffle, **options)
-    return IndexedDataset(dataset, shuffle=picked.shuffle, **options)
+    return IndexedDataset(dataset, shuffle=picked.shuffle, buckets=wanted.buckets, **options)
 
 
 def _picked(dataset: Any, wanted: Wanted) -> tuple[Picked, Wanted]:
@@ -236,6 +241,8 @@ def _agreed(dataset: Ordered, wanted: Wanted) -> Ordered:
         _same("rank and world_size", wanted.ranks, dataset._ranks)
     if wanted.extras is not None and dataset.extras:
         _same("extras", wanted.extras, dataset.extras)
+    if wanted.buckets is not None and wanted.buckets is not getattr(dataset, "buckets", None):
+        raise ConfigurationError("buckets= here is for a map-style dataset: give it to the StreamingDataset instead")
     _address(dataset, wanted.address)
     wanted.batch_size_beside(dataset.batch_size)
     wanted.tail_beside(dataset.tail)

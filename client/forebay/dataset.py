@@ -22,11 +22,11 @@ from forebay.loading.lookahead import Depth
 from forebay.loading.stream_reader import StreamReaderSpec
 from forebay.lookup import Lookup
 from forebay.opened import OrderSpec, Stream
-from forebay.order import Limit, Order, OrderOptions, Selection, Split, SplitBy, portions
+from forebay.order import Buckets, Limit, Order, OrderOptions, Selection, Split, SplitBy, portions
 from forebay.order.options import Shuffle
 from forebay.order.selection import Stage
 from forebay.order.steps import Tail
-from forebay.ordered import Ordered, check_reachable
+from forebay.ordered import Ordered, check_reachable, checked_buckets
 from forebay.progress import Identity, Progress, SavedState
 from forebay.topology import Ranks
 from forebay_core.errors import ConfigurationError
@@ -56,6 +56,7 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
             step that is not full, `"pad"` fills it with samples just seen, marked `forebay.IS_PAD`.
         order: lanes, window and stickiness of the shuffle.
         limit: only the first so many samples, in the order of their ids, take part; for a share of all, see `split`.
+        buckets: groups samples of like lengths into batches, see `forebay.Buckets`. A rank then reads from everywhere.
         extras: of `forebay.SAMPLE_ID`, `forebay.POSITION`, `forebay.IS_PAD`: what each batch also carries.
         rank, world_size: of the data-parallel group; None takes them from torch.distributed or torchrun, when first
             iterated.
@@ -80,6 +81,7 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         tail: Tail = "even",
         order: OrderOptions | None = None,
         limit: int | None = None,
+        buckets: Buckets | None = None,
         extras: Sequence[str] = (),
         rank: int | None = None,
         world_size: int | None = None,
@@ -97,6 +99,7 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         self.seed = seed
         self.order = order or OrderOptions()
         self.limit = limit
+        self.buckets = checked_buckets(buckets)
         self.address = address
         self._selection = Selection() if limit is None else Selection((Limit(limit),))
         self._stream: Stream | None = None
@@ -166,9 +169,11 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         """The position as people read it: for each lane the shard of its next sample, and the sample's row in it.
 
         `{"epoch", "position", "samples", "lanes": [{"lane", "shard", "row"}, …]}`; lanes that are done are left out.
+        With buckets, where the lanes stand at the begin of the present window: all before it is read.
         """
         stream = self._open()
-        places = stream.order.epoch(self.epoch).places(self.position)
+        at = self.position if self.buckets is None else self.buckets.window_begin(self.position)
+        places = stream.order.epoch(self.epoch).places(at)
         lanes = [{"lane": place.lane, **stream.shard_row(place.piece, place.row)} for place in places]
         return {"epoch": self.epoch, "position": self.position, "samples": stream.samples, "lanes": lanes}
 
@@ -198,7 +203,7 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
     def _open(self) -> Stream:
         """What the daemon knows of the dataset; asked once in a process."""
         if self._stream is None:
-            spec = OrderSpec(self.shuffle, self.seed, self.order, self._selection)
+            spec = OrderSpec(self.shuffle, self.seed, self.order, self._selection, self.buckets)
             self._stream = Stream.open(
                 self.address, self.source, format=self.format, columns=self.columns, order_spec=spec
             )

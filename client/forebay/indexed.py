@@ -13,9 +13,9 @@ from forebay.loading.engine import Feed
 from forebay.loading.indexed_reader import IndexedReaderSpec
 from forebay.loading.leases import NoLeases
 from forebay.loading.lookahead import Depth
-from forebay.order import Order, SharedOrder, Split
+from forebay.order import Buckets, Order, Split, shared, spec_of
 from forebay.order.steps import Tail
-from forebay.ordered import Ordered
+from forebay.ordered import Ordered, checked_buckets
 from forebay.progress import Identity
 from forebay.samplers import SamplerEpochs
 from forebay.topology import Ranks
@@ -45,12 +45,14 @@ class IndexedDataset(Ordered):
         ranks: Ranks,
         extras: tuple[str, ...] = (),
         epochs: SamplerEpochs | None = None,
+        buckets: Buckets | None = None,
     ) -> None:
         super().__init__(batch_size=batch_size, tail=tail, ranks=ranks, extras=extras)
         self.dataset = dataset
         self._epochs = epochs or SamplerEpochs()
         self.shuffle: Literal["global", False] = shuffle
         self.seed = seed
+        self.buckets = checked_buckets(buckets)
         self._order: Order | None = None
         Order.of_indices(0, seed=seed, shuffle=shuffle)
 
@@ -62,8 +64,8 @@ class IndexedDataset(Ordered):
     def describe(self) -> dict[str, Any]:
         """`{"epoch", "position", "samples", "index"}`: the index that is read next, None at the end of the epoch."""
         order = self._ordered()
-        places = order.epoch(self.epoch).places(self.position)
-        index = places[0].row if places else None
+        plan = shared(order, self.buckets, self.seed, Split(1, 1), 0).plan(self.epoch, self.position, 1)
+        index = int(plan.sample_id[0]) if plan.steps else None
         return {"epoch": self.epoch, "position": self.position, "samples": order.samples, "index": index}
 
     def _prepare(self, split: Split, *, runs_on: bool) -> None:
@@ -73,15 +75,17 @@ class IndexedDataset(Ordered):
         """The order of as many indices as the dataset has now."""
         length = _length(self.dataset)
         if self._order is None or self._order.samples != length:
+            if self.buckets is not None:
+                self.buckets.check(length)
             self._order = Order.of_indices(length, seed=self.seed, shuffle=self.shuffle)
         return self._order
 
     def _identity(self) -> Identity:
         order = self._ordered()
-        return Identity("indices", order.samples, {**order.spec(), "tail": self.tail})
+        return Identity("indices", order.samples, {**spec_of(order, self.buckets), "tail": self.tail})
 
     def _feed(self, split: Split) -> Feed:
-        order = SharedOrder(self._ordered(), split, self._topology().rank)
+        order = shared(self._ordered(), self.buckets, self.seed, split, self._topology().rank)
         return Feed(order, NoLeases, piece_bytes=np.zeros(0, dtype=np.int64))
 
     def _depth(self, split: Split) -> Depth:

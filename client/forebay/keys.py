@@ -9,4 +9,7 @@ POSITION = "forebay.position"
 IS_PAD = "forebay.is_pad"
 """bool[n]: True for a sample that fills up a last step and was handed out before."""
 
-EXTRAS = (SAMPLE_ID, POSITION, IS_PAD)
+SOURCE = "forebay.source"
+"""int64[n]: number of the source of each sample of a mixture, in the order of `Mixture.names`; 0 of other datasets."""
+
+EXTRAS = (SAMPLE_ID, POSITION, IS_PAD, SOURCE)

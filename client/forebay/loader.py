@@ -27,7 +27,7 @@ from forebay.loading.lookahead import Depth
 from forebay.loading.processes import ProcessDelivery, WorkerOptions
 from forebay.loading.start_methods import check as check_start_method
 from forebay.loading.threads import ThreadDelivery
-from forebay.order import Split
+from forebay.order import Buckets, Split
 from forebay.order.steps import Tail
 from forebay.ordered import Ordered, checked_batch_size
 from forebay.reporting import ReportTo
@@ -45,8 +45,8 @@ class DataLoader(TorchDataLoader[Any]):
 
     The parameters up to `in_order` are torch's, with torch's meaning. The dataset is
 
-    - a `forebay.StreamingDataset`. A value given here and in it must be the same; a batch size that is not given is
-      the dataset's, else 1;
+    - a `forebay.StreamingDataset`, or a `forebay.Mixture` of those. A value given here and in it must be the same; a
+      batch size that is not given is the dataset's, else 1;
     - any map-style dataset: `shuffle=True` is a permutation of all of it, drawn anew each epoch from `seed`, and every
       rank reads its own part. `drop_last=True` is `tail="drop"`. Samplers are kept, see below;
     - any iterable dataset with torchdata's `state_dict` and `load_state_dict`, which has its own order and shares
@@ -64,6 +64,7 @@ class DataLoader(TorchDataLoader[Any]):
     Args:
         seed, tail, extras, rank, world_size, device_mesh, process_group: as in `StreamingDataset`; for a dataset that
             has none of its own.
+        buckets: groups samples of like lengths into batches, see `forebay.Buckets`; for a map-style dataset.
         batch_transform: called with each whole batch, after collation; its value is what is handed out.
         worker_type: `"process"` (worker processes, with torch's options) or `"thread"`. None: processes. Without
             workers, a background thread reads a stream ahead; a map-style dataset is read by the trainer's own thread.
@@ -112,6 +113,7 @@ class DataLoader(TorchDataLoader[Any]):
         seed: int | None = None,
         tail: Tail | None = None,
         extras: Sequence[str] | None = None,
+        buckets: Buckets | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         device_mesh: Any = None,
@@ -145,6 +147,7 @@ class DataLoader(TorchDataLoader[Any]):
             tail=tail,
             ranks=Ranks(rank, world_size, device_mesh, process_group),
             extras=None if extras is None else tuple(extras),
+            buckets=buckets,
             address=address,
             processes=0 if worker_type == "thread" else num_workers,
             runs_on=repeat or steps is not None,
@@ -191,6 +194,7 @@ class DataLoader(TorchDataLoader[Any]):
             batched=batched,
         )
         self.shuffle, self.seed, self.tail, self.extras = shuffle, seed, ordered.tail, extras
+        self.buckets = buckets
         self.rank, self.world_size = rank, world_size
         self.device_mesh, self.process_group = device_mesh, process_group
         self.batch_transform = batch_transform

@@ -14,7 +14,7 @@ from forebay.loading.engine import Feed
 from forebay.loading.leases import SessionLeases
 from forebay.loading.lookahead import Depth
 from forebay.loading.places import shard_row
-from forebay.order import Order, OrderOptions, Pieces, Selection, SharedOrder, Split
+from forebay.order import Buckets, Order, OrderOptions, Pieces, Selection, Split, shared, spec_of
 from forebay.order.options import Shuffle
 from forebay.order.steps import Tail
 from forebay.progress import Identity
@@ -36,6 +36,7 @@ class OrderSpec:
     seed: int
     options: OrderOptions
     selection: Selection = field(default_factory=Selection)
+    buckets: Buckets | None = None
 
     def over(self, manifest: Manifest) -> Order:
         """The order of these pieces. Raises `EmptyDataset` where the selection leaves nothing of them."""
@@ -110,6 +111,8 @@ class Stream:
         dataset = client.open_dataset(urls, "" if format is None else json.dumps(format.spec(), sort_keys=True))
         manifest = Manifest.open(dataset.manifest_path, inode=dataset.inode, size=dataset.size_bytes)
         names = tuple(manifest.columns(None if columns is None else list(columns)))
+        if order_spec.buckets is not None:
+            order_spec.buckets.check(manifest.samples)
         return cls(client, dataset, manifest, names, order_spec, order_spec.over(manifest))
 
     @property
@@ -118,7 +121,13 @@ class Stream:
 
     def identity(self, tail: Tail) -> Identity:
         """What a state is bound to."""
-        return Identity(self.manifest.fingerprint, self.samples, {**self.order.spec(), "tail": tail})
+        spec = spec_of(self.order, self.order_spec.buckets)
+        return Identity(self.manifest.fingerprint, self.samples, {**spec, "tail": tail})
+
+    @property
+    def names(self) -> StreamNames:
+        """What a warning calls its pieces."""
+        return StreamNames(self.client, self.manifest)
 
     def nth(self, number: int) -> tuple[int, int, int]:
         """Sample id, piece and row of the number-th sample that takes part, in the order of the ids."""
@@ -142,6 +151,10 @@ class Stream:
             return self
         if type(window) is not int or window < 1 or window == self.order.window:
             return self
+        return self.with_window(window)
+
+    def with_window(self, window: int) -> "Stream":
+        """This stream with another window."""
         spec = replace(self.order_spec, options=replace(self.order_spec.options, window=window))
         return replace(self, order_spec=spec, order=spec.over(self.manifest))
 
@@ -149,10 +162,10 @@ class Stream:
         """What an engine reads from."""
         label = f"rank {here.rank} of {here.world_size}: {source}"
         return Feed(
-            order=SharedOrder(self.order, split, here.rank),
+            order=shared(self.order, self.order_spec.buckets, self.order_spec.seed, split, here.rank),
             connect=lambda: self.leases(label),
             piece_bytes=self.manifest.piece_decoded_bytes,
-            names=StreamNames(self.client, self.manifest),
+            names=self.names,
         )
 
     def leases(self, label: str) -> SessionLeases:
@@ -160,8 +173,18 @@ class Stream:
         return SessionLeases(Session(self.client, self.dataset, self.columns, label))
 
     def depth(self, split: Split) -> Depth:
-        """How far a reader in this process runs ahead: bounded in bytes, as the manifest states them."""
-        step_samples = -(-split.global_batch // split.world_size)
-        step_bytes = max(1, self.manifest.total_bytes * step_samples // max(1, self.manifest.samples))
-        steps = max(_LEAST_AHEAD, min(_MOST_AHEAD, _AHEAD_BYTES // step_bytes))
-        return Depth(steps=steps, chunk_steps=steps // 2)
+        """How far a reader in this process runs ahead."""
+        return depth_of(self.sample_bytes, split)
+
+    @property
+    def sample_bytes(self) -> float:
+        """How large a sample is on average, as the manifest states it."""
+        return self.manifest.total_bytes / max(1, self.manifest.samples)
+
+
+def depth_of(sample_bytes: float, split: Split) -> Depth:
+    """How far a reader of such samples runs ahead in its process: bounded in bytes."""
+    step_samples = -(-split.global_batch // split.world_size)
+    step_bytes = max(1, int(sample_bytes * step_samples))
+    steps = max(_LEAST_AHEAD, min(_MOST_AHEAD, _AHEAD_BYTES // step_bytes))
+    return Depth(steps=steps, chunk_steps=steps // 2)

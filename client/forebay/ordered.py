@@ -21,7 +21,7 @@ from forebay.loading.delivery import Delivery
 from forebay.loading.engine import Engine, Feed
 from forebay.loading.lookahead import Depth
 from forebay.loading.reader import ReaderSpec
-from forebay.order import RankOrder, Split
+from forebay.order import Buckets, RankOrder, Split
 from forebay.order.steps import Tail
 from forebay.progress import Identity, Progress, SavedState
 from forebay.reporting import ReportTo
@@ -225,6 +225,13 @@ def checked_batch_size(batch_size: int | None, name: str = "batch_size") -> int 
     if batch_size is not None and (not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1):
         raise ConfigurationError(f"{name}={batch_size!r}: give a whole number of samples, 1 or more")
     return batch_size
+
+
+def checked_buckets(buckets: Any) -> Buckets | None:
+    """The buckets, if they are any."""
+    if buckets is not None and not isinstance(buckets, Buckets):
+        raise ConfigurationError(f"buckets={buckets!r}: give forebay.Buckets(lengths), or None")
+    return buckets
 
 
 def check_reachable(saved: SavedState, samples: int) -> None:

@@ -31,11 +31,24 @@ class Identity:
             )
         if other.samples != self.samples:
             found.append(f"dataset.samples is {self.samples} here, {other.samples} in the state")
-        for name in sorted({*self.order, *other.order}):
-            here, there = self.order.get(name), other.order.get(name)
-            if here != there:
-                found.append(f"order.{name} is {here!r} here, {there!r} in the state")
-        return found
+        return [*found, *_differing("order", self.order, other.order)]
+
+
+def _differing(name: str, here: Any, there: Any) -> list[str]:
+    """One phrase for each field of two JSON values that differs, by its path."""
+    if isinstance(here, Mapping) and isinstance(there, Mapping):
+        keys = sorted({*here, *there})
+        return [phrase for key in keys for phrase in _differing(f"{name}.{key}", here.get(key), there.get(key))]
+    if isinstance(here, list) and isinstance(there, list) and here and isinstance(here[0], Mapping):
+        if len(here) != len(there):
+            return [f"{name} are {len(here)} here, {len(there)} in the state"]
+        pairs = enumerate(zip(here, there, strict=True))
+        return [phrase for number, pair in pairs for phrase in _differing(f"{name}[{number}]", *pair)]
+    return [] if here == there else [f"{name} is {_shortened(here)} here, {_shortened(there)} in the state"]
+
+
+def _shortened(value: Any) -> str:
+    return f"{value[:19]}…" if isinstance(value, str) and value.startswith("sha256:") else repr(value)
 
 
 @dataclass(frozen=True, slots=True)

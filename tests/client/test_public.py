@@ -8,8 +8,9 @@ import pytest
 import forebay
 
 PUBLIC = """
-    IS_PAD POSITION SAMPLE_ID
-    DataLoader StreamingDataset OrderOptions Packing Parquet Tokens BatchTiming SkippedSample sample_rng __version__
+    IS_PAD POSITION SAMPLE_ID SOURCE
+    DataLoader StreamingDataset Mixture Buckets OrderOptions Packing Parquet Tokens BatchTiming SkippedSample sample_rng
+    __version__
     ForebayError ConfigurationError SourceError UnknownScheme SourceNotFound AccessDenied SourceUnreachable
     ObjectChanged BadObject ColumnNotFound EmptyDataset CapacityError StateError StateMismatch SampleError
     DaemonError DaemonUnavailable InternalError WorkerError

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from forebay.keys import EXTRAS, IS_PAD, POSITION, SAMPLE_ID
+from forebay.keys import EXTRAS, IS_PAD, POSITION, SAMPLE_ID, SOURCE
 from forebay.loading.attempts import OnError
 from forebay.loading.chunk import Chunk
 from forebay.timing import Stage, StageName
@@ -24,7 +25,7 @@ class Assembly:
 
     collate_fn: makes a batch from a list of samples; None is torch's own.
     batch_transform: called last, with the batch and its extras; what it returns is handed out.
-    extras: of `SAMPLE_ID`, `POSITION`, `IS_PAD`, added to a batch that is a dict.
+    extras: of `SAMPLE_ID`, `POSITION`, `IS_PAD`, `SOURCE`, added to a batch that is a dict.
     batched: False hands single samples over, one a step, each passed through `collate_fn` where there is one.
     on_error: what becomes of a sample that cannot be read, see `attempts`.
 
@@ -94,5 +95,6 @@ class Clock:
 
 
 def _extras(names: Sequence[str], chunk: Chunk, cut: slice) -> dict[str, torch.Tensor]:
-    columns = {SAMPLE_ID: chunk.sample_id, POSITION: chunk.position, IS_PAD: chunk.is_pad}
+    source = np.zeros_like(chunk.sample_id) if chunk.source is None else chunk.source
+    columns = {SAMPLE_ID: chunk.sample_id, POSITION: chunk.position, IS_PAD: chunk.is_pad, SOURCE: source}
     return {name: torch.from_numpy(columns[name][cut].copy()) for name in names}

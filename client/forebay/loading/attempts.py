@@ -83,6 +83,8 @@ class Attempt:
             row=chunk.row[index],
             position=chunk.position[index],
             is_pad=is_pad,
+            source=None if chunk.source is None else chunk.source[index],
+            source_epoch=None if chunk.source_epoch is None else chunk.source_epoch[index],
         )
 
     @property
@@ -129,7 +131,8 @@ class Attempt:
     def _place(self, index: int) -> SamplePlace:
         chunk = self._chunk
         shard, row = self._shard_row(int(chunk.piece[index]), int(chunk.row[index]))
-        return SamplePlace(chunk.epoch, int(chunk.position[index]), int(chunk.sample_id[index]), shard, row)
+        (epoch,) = chunk.epochs(slice(index, index + 1))
+        return SamplePlace(epoch, int(chunk.position[index]), int(chunk.sample_id[index]), shard, row)
 
 
 def _is_of_a_sample(error: Exception) -> bool:

@@ -55,6 +55,7 @@ class Chunk:
     offsets: [steps + 1], the cut of the samples into steps; the other arrays are [samples], as in `RankPlan`.
     ends: one for each step.
     files: every piece of the chunk.
+    source, source_epoch: of each sample of a mixture, [samples]; None for one dataset, whose epoch is `epoch`.
     begin, end: the positions over all epochs before and after it, by which readers close what nobody wants any more.
     """
 
@@ -69,6 +70,15 @@ class Chunk:
     files: tuple[PieceFile, ...]
     begin: int
     end: int
+    source: Int64 | None = None
+    source_epoch: Int64 | None = None
+
+    def epochs(self, cut: slice) -> list[int]:
+        """The epoch of its own dataset in which each of the samples is read."""
+        if self.source_epoch is None:
+            return [self.epoch] * (cut.stop - cut.start)
+        epochs: list[int] = self.source_epoch[cut].tolist()
+        return epochs
 
     def with_files(self, files: tuple[PieceFile, ...]) -> "Chunk":
         """The same samples in other places."""

@@ -8,9 +8,33 @@ import os
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from forebay.loading.chunk import Int64, PieceFile
+from forebay.order import Needs
 
 NEVER = 1 << 62
+
+
+class Bounds:
+    """Until which position, over all epochs, each piece is wanted by the needs of one epoch that have begun.
+
+    A piece may be wanted again long after: it is not held in between.
+    """
+
+    def __init__(self, needs: Needs, epoch_begin: int) -> None:
+        self._needs, self._begin = needs, epoch_begin
+        self._begun = 0
+        self._last = np.zeros(int(needs.pieces.max(initial=-1)) + 1, dtype=np.int64)
+
+    def up_to(self, position: int) -> Int64:
+        """int64[pieces] for what begins before a position of the epoch, which only ever grows."""
+        begun = int(np.searchsorted(self._needs.first, position))
+        if begun > self._begun:
+            new = slice(self._begun, begun)
+            np.maximum.at(self._last, self._needs.pieces[new], self._needs.last[new] + self._begin)
+            self._begun = begun
+        return self._last
 
 
 class Holdings:

@@ -1,14 +1,17 @@
 """What a planner wants of a session with the daemon, and who gives it.
 
-`SessionLeases` is a session in the planner's terms; `NoLeases` is for data that no daemon brings, such as a map-style
-dataset. Called by the planner's thread, `lease` by readers too.
+`SessionLeases` is a session in the planner's terms; `SharedLeases` are several, of one dataset each, under one
+numbering of pieces; `NoLeases` is for data that no daemon brings, such as a map-style dataset. Called by the planner's
+thread, `lease` by readers too.
 """
 
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Protocol
+
+import numpy as np
 
 from forebay.loading.chunk import Int64, PieceFile
 from forebay.loading.waits import Asking
@@ -60,6 +63,65 @@ class SessionLeases:
             )
             for lease in self._session.acquire(pieces)
         ]
+
+
+class SharedLeases:
+    """Those of several datasets: the i-th one's pieces are numbered from `first_pieces[i]` on; positions are shared."""
+
+    def __init__(self, leases: Sequence[Leases], first_pieces: Sequence[int]) -> None:
+        self._leases, self._first_pieces = leases, np.array(first_pieces)
+        self._has_leased: set[int] = set()
+
+    @property
+    def budget_bytes(self) -> int:
+        """A session's budget is its part of the node's cache, and all of them may be held by any mix of the datasets.
+
+        Each has heard it with its own last lease: the smallest may be the latest.
+        """
+        return len(self._leases) * min((self._leases[owner].budget_bytes for owner in self._has_leased), default=0)
+
+    def publish(self, pieces: Int64, first: Int64, last: Int64) -> None:
+        owner = self._owner(pieces)
+        for number, leases in enumerate(self._leases):
+            mine = owner == number
+            leases.publish(pieces[mine] - self._first_pieces[number], first[mine], last[mine])
+
+    def report(self, position: int, positions_per_second: float) -> None:
+        for leases in self._leases:
+            leases.report(position, positions_per_second)
+
+    def lease(self, pieces: Sequence[int]) -> list[PieceFile]:
+        """In the order asked for."""
+        found: dict[int, PieceFile] = {}
+        for number, first_piece, mine in self._shared_out(pieces):
+            for file in self._leases[number].lease(mine):
+                found[first_piece + file.piece] = file._replace(piece=first_piece + file.piece)
+            self._has_leased = self._has_leased | {number}
+        return [found[piece] for piece in pieces]
+
+    def release(self, pieces: Sequence[int]) -> None:
+        for number, _, mine in self._shared_out(pieces):
+            self._leases[number].release(mine)
+
+    def close(self) -> None:
+        """All of them, whatever becomes of one."""
+        with ExitStack() as stack:
+            for leases in self._leases:
+                stack.callback(leases.close)
+
+    def _owner(self, pieces: Int64 | Sequence[int]) -> Int64:
+        return np.searchsorted(self._first_pieces, pieces, side="right") - 1
+
+    def _shared_out(self, pieces: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:
+        """For each dataset of these pieces its number, its first piece, and its pieces in its own numbering."""
+        owner = self._owner(pieces)
+        for number in sorted(set(owner.tolist())):
+            first_piece = int(self._first_pieces[number])
+            yield (
+                number,
+                first_piece,
+                [piece - first_piece for piece, of in zip(pieces, owner, strict=True) if of == number],
+            )
 
 
 class NoLeases:

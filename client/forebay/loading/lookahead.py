@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forebay.loading.chunk import Chunk, Closed, Int64, PieceFile, StepEnd
-from forebay.loading.holdings import Holdings
+from forebay.loading.holdings import Bounds, Holdings
 from forebay.loading.leases import Leases, Questions, WatchedLeases
 from forebay.loading.waits import Asking
 from forebay.order import Needs, RankOrder, RankPlan
@@ -214,7 +214,7 @@ class Lookahead:
         steps = 1
         while True:
             needs = self._order.needs(epoch, position)
-            bounds = self._bounds(epoch, needs)
+            bounds = Bounds(needs, epoch * self._order.samples)
             is_published = False
             while position < self._order.samples:
                 if self._closing:
@@ -236,12 +236,6 @@ class Lookahead:
     def _block_steps(self, steps: int) -> int:
         return max(1, min(steps, _BLOCK_SAMPLES // rank_samples(self._order)))
 
-    def _bounds(self, epoch: int, needs: Needs) -> Int64:
-        """For each piece the position, over all epochs, at which this epoch is done with it."""
-        last = np.zeros(int(needs.pieces.max(initial=-1)) + 1, dtype=np.int64)
-        np.maximum.at(last, needs.pieces, needs.last)
-        return last + epoch * self._order.samples
-
     def _publish(self, session: Leases, epoch: int, here: Needs) -> None:
         """This epoch's needs and the next one's. After the first chunk: its pieces are wanted before all others."""
         samples = self._order.samples
@@ -253,7 +247,7 @@ class Lookahead:
             np.concatenate([here.last + base, there.last + following]),
         )
 
-    def _cut(self, session: Leases, epoch: int, position: int, block: RankPlan, bounds: Int64) -> Iterator[Chunk]:
+    def _cut(self, session: Leases, epoch: int, position: int, block: RankPlan, bounds: Bounds) -> Iterator[Chunk]:
         """The block's chunks; the pieces of each are leased when its turn comes, not before."""
         number = (epoch + 1) * self._order.steps() - self._order.steps(position)
         self._block_begin = position
@@ -267,7 +261,7 @@ class Lookahead:
                 stop = start + 1
                 pieces = self._pieces(block, start, stop)
                 self._await_budget(session, pieces)
-            missing = self._holdings.missing(pieces, bounds)
+            missing = self._holdings.missing(pieces, bounds.up_to(int(block.after[stop - 1])))
             if missing:
                 self._holdings.take(session.lease(missing))
             arrived = self._arrived(block, start, stop)
@@ -325,6 +319,8 @@ class Lookahead:
             files=self._holdings.files(pieces),
             begin=self._place(epoch, block, steps.start),
             end=self._place(epoch, block, steps.stop),
+            source=None if block.source is None else block.source[cut],
+            source_epoch=None if block.source_epoch is None else block.source_epoch[cut],
         )
 
     def _place(self, epoch: int, block: RankPlan, steps: int) -> int:

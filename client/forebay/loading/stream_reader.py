@@ -97,57 +97,43 @@ class Gathering:
             yield self._opened[int(piece[start])], row[start:stop], slice(start, stop)
 
 
-class StreamReader:
-    """Turns chunks into batches. Not for several threads at once."""
+class StreamFiles:
+    """The mapped files of one stream, opened for one chunk after another."""
 
-    def __init__(self, spec: StreamReaderSpec, *, is_closed: Callable[[], bool] = lambda: False) -> None:
-        self._spec = spec
+    def __init__(self, spec: StreamReaderSpec, *, is_closed: Callable[[], bool]) -> None:
         self._manifest = manifest = Manifest.open(spec.manifest_path)
-        columns = manifest.columns(list(spec.columns))
+        self.columns = manifest.columns(list(spec.columns))
         self._pieces = OpenPieces(manifest, spec.columns, wait_seconds=spec.wait_seconds, is_closed=is_closed)
-        self._assembly = spec.assembly
-        self._source = Columnar(columns) if spec.columnar else BySample(spec, columns)
+        self._in_place: list[OpenPiece] = []
 
-    def batches(self, chunk: Chunk) -> Iterator[Batch]:
-        """The chunk's batches, each read when asked for. `PieceGone` and `StillFilling` only come before the first."""
-        clock = Clock()
+    def gathering(self, chunk: Chunk, clock: Clock) -> Gathering:
+        """The chunk's rows, its files opened. Raises `PieceGone`, `StillFilling`, `ObjectChanged`, a fill's error."""
         self._pieces.pass_by(chunk.begin)
-        try:
-            opened = self._open(chunk, clock)
-        except PieceGone:
-            self._pieces.discard(file.piece for file in chunk.files)
-            raise
-        in_place = [piece for piece in opened.values() if piece.file.in_place]
-        self._pieces.check_in_place(in_place)
-        gathering = Gathering(chunk, self._pieces, opened)
-        bounds = chunk.offsets.tolist()
-        for end, start, stop in zip(chunk.ends, bounds[:-1], bounds[1:], strict=True):
-            clock.begin()
-            begin_step(chunk.epoch, int(chunk.sample_id[start]))
-            attempt = Attempt(
-                chunk, slice(start, stop), end, on_error=self._assembly.on_error, shard_row=self._shard_row
-            )
-            data = self._batch(gathering, attempt, clock)
-            if in_place:
-                self._pieces.check_in_place(in_place)
-            yield Batch(data, end, stop - start, clock.take(), attempt.skipped)
-        self._pieces.pass_by(chunk.end)
+        opened = self._open(chunk, clock)
+        self._in_place = [piece for piece in opened.values() if piece.file.in_place]
+        self.check_in_place()
+        return Gathering(chunk, self._pieces, opened)
+
+    def check_in_place(self) -> None:
+        """Raises `ObjectChanged` where a file of the chunk that is read in place was written meanwhile."""
+        if self._in_place:
+            self._pieces.check_in_place(self._in_place)
+
+    def shard_row(self, piece: int, row: int) -> tuple[str, int]:
+        """A row of a piece: its shard's URL, and its number among the shard's rows."""
+        return shard_row(self._manifest, piece, row)
+
+    def forget(self, chunk: Chunk) -> None:
+        """Closes the chunk's files, which are to be leased anew."""
+        self._pieces.discard(file.piece for file in chunk.files)
+
+    def pass_by(self, position: int) -> None:
+        """Closes what nobody wants from this position on."""
+        self._pieces.pass_by(position)
 
     def close(self) -> None:
         """Unmaps everything."""
         self._pieces.close()
-
-    def _shard_row(self, piece: int, row: int) -> tuple[str, int]:
-        return shard_row(self._manifest, piece, row)
-
-    def _batch(self, gathering: Gathering, attempt: Attempt, clock: Clock) -> Any:
-        batch = self._source.batch(gathering, attempt, clock)
-        batch = self._assembly.with_extras(batch, attempt.chunk, attempt.cut)
-        clock.lap("collate")
-        if self._assembly.batch_transform is not None:
-            batch = self._assembly.transformed(batch)
-            clock.lap("transform")
-        return batch
 
     def _open(self, chunk: Chunk, clock: Clock) -> dict[int, OpenPiece]:
         opened = {}
@@ -160,6 +146,49 @@ class StreamReader:
         return opened
 
 
+class StreamReader:
+    """Turns chunks into batches. Not for several threads at once."""
+
+    def __init__(self, spec: StreamReaderSpec, *, is_closed: Callable[[], bool] = lambda: False) -> None:
+        self._files = StreamFiles(spec, is_closed=is_closed)
+        self._assembly = spec.assembly
+        columns = self._files.columns
+        self._source = Columnar(columns) if spec.columnar else BySample(spec, columns)
+
+    def batches(self, chunk: Chunk) -> Iterator[Batch]:
+        """The chunk's batches, each read when asked for. `PieceGone` and `StillFilling` only come before the first."""
+        clock = Clock()
+        try:
+            gathering = self._files.gathering(chunk, clock)
+        except PieceGone:
+            self._files.forget(chunk)
+            raise
+        bounds = chunk.offsets.tolist()
+        for end, start, stop in zip(chunk.ends, bounds[:-1], bounds[1:], strict=True):
+            clock.begin()
+            begin_step(chunk.epoch, int(chunk.sample_id[start]))
+            attempt = Attempt(
+                chunk, slice(start, stop), end, on_error=self._assembly.on_error, shard_row=self._files.shard_row
+            )
+            data = self._batch(gathering, attempt, clock)
+            self._files.check_in_place()
+            yield Batch(data, end, stop - start, clock.take(), attempt.skipped)
+        self._files.pass_by(chunk.end)
+
+    def close(self) -> None:
+        """Unmaps everything."""
+        self._files.close()
+
+    def _batch(self, gathering: Gathering, attempt: Attempt, clock: Clock) -> Any:
+        batch = self._source.batch(gathering, attempt, clock)
+        batch = self._assembly.with_extras(batch, attempt.chunk, attempt.cut)
+        clock.lap("collate")
+        if self._assembly.batch_transform is not None:
+            batch = self._assembly.transformed(batch)
+            clock.lap("transform")
+        return batch
+
+
 class Columnar:
     """Batches of columns; no Python runs per sample."""
 
@@ -168,29 +197,32 @@ class Columnar:
 
     def batch(self, gathering: Gathering, attempt: Attempt, clock: Clock) -> dict[str, Any]:
         """One step's dict of tensors and lists."""
-        failure = None
-        try:
-            gathered = self._gathered(gathering, attempt.cut)
-        except Exception as error:
-            failure = error
-        if failure is not None:
-            gathered = self._without_the_bad(gathering, attempt, failure)
+
+        def gathered(chunk: Chunk, cut: slice) -> dict[str, Any]:
+            rows = gathering.of(chunk)
+            return {name: rows.column(column, cut) for name, column in self._columns.items()}
+
+        columns = gathered_around_the_bad(attempt, gathering.chunk, gathered)
         clock.lap("read")
-        return {name: _batched(values) for name, values in gathered.items()}
+        return {name: batched(values) for name, values in columns.items()}
 
-    def _gathered(self, gathering: Gathering, cut: slice) -> dict[str, Any]:
-        return {name: gathering.column(column, cut) for name, column in self._columns.items()}
 
-    def _without_the_bad(self, gathering: Gathering, attempt: Attempt, error: Exception) -> dict[str, Any]:
-        """Finds the rows that cannot be read, one by one, and gathers others in their place."""
+def gathered_around_the_bad(
+    attempt: Attempt, chunk: Chunk, gathered: Callable[[Chunk, slice], dict[str, Any]]
+) -> dict[str, Any]:
+    """The columns of a step; where they cannot be gathered, the bad rows are found one by one and others taken."""
+    try:
+        return gathered(chunk, attempt.cut)
+    except Exception as error:
+        failure = error
 
-        def row(index: int) -> dict[str, Any]:
-            return self._gathered(gathering, slice(index, index + 1))
+    def row(index: int) -> dict[str, Any]:
+        return gathered(chunk, slice(index, index + 1))
 
-        attempt.filled(attempt.each(row), row)
-        if not attempt.skipped:
-            raise error
-        return self._gathered(gathering.of(attempt.chunk), attempt.cut)
+    attempt.filled(attempt.each(row), row)
+    if not attempt.skipped:
+        raise failure
+    return gathered(attempt.chunk, attempt.cut)
 
 
 class BySample:
@@ -204,30 +236,43 @@ class BySample:
 
     def batch(self, gathering: Gathering, attempt: Attempt, clock: Clock) -> Any:
         """One step's batch, as the collate function makes it; a single sample where there are no batches."""
-
-        def read(index: int) -> Any:
-            return gathering.sample(self._names, index)
-
-        samples = attempt.each(read)
-        clock.lap("read")
-        if self._transform is not None:
-            transformed = self._transformer(self._transform, gathering.chunk, attempt.cut)
-            first = attempt.cut.start
-            samples = attempt.each(lambda index: transformed(index, samples[index - first]))
-            samples = attempt.filled(samples, lambda index: transformed(index, read(index)))
-            clock.lap("transform")
-        else:
-            samples = attempt.filled(samples, read)
+        transform = self.transformer(gathering.chunk, attempt.cut)
+        samples = attempted(attempt, lambda index: self.sample(gathering, index), transform, clock)
         return self._assembly.collated(samples)
 
-    def _transformer(self, transform: Callable[..., Any], chunk: Chunk, cut: slice) -> Callable[[int, Any], Any]:
-        """The transform, called with a sample's index in the chunk and the sample."""
-        call, epoch, with_rng = self._stream.call, chunk.epoch, self._with_rng
-        ids, first = chunk.sample_id[cut].tolist(), cut.start
-        return lambda index, sample: call(transform, sample, epoch, ids[index - first], with_rng=with_rng)
+    def sample(self, gathering: Gathering, index: int) -> dict[str, Any]:
+        """The sample at an index of the chunk, as it was stored."""
+        return gathering.sample(self._names, index)
+
+    def transformer(self, chunk: Chunk, cut: slice) -> Callable[[int, Any], Any] | None:
+        """The transform of the chunk's samples `cut`, called with a sample's index in the chunk and the sample."""
+        if self._transform is None:
+            return None
+        transform, call, with_rng = self._transform, self._stream.call, self._with_rng
+        ids, epochs, first = chunk.sample_id[cut].tolist(), chunk.epochs(cut), cut.start
+
+        def transformed(index: int, sample: Any) -> Any:
+            return call(transform, sample, epochs[index - first], ids[index - first], with_rng=with_rng)
+
+        return transformed
 
 
-def _batched(values: npt.NDArray[Any] | list[Any]) -> Any:
+def attempted(
+    attempt: Attempt, read: Callable[[int], Any], transform: Callable[[int, Any], Any] | None, clock: Clock
+) -> list[Any]:
+    """A step's samples, read and transformed one by one, with others in place of those that fail."""
+    samples = attempt.each(read)
+    clock.lap("read")
+    if transform is None:
+        return attempt.filled(samples, read)
+    first = attempt.cut.start
+    transformed = attempt.each(lambda index: transform(index, samples[index - first]))
+    transformed = attempt.filled(transformed, lambda index: transform(index, read(index)))
+    clock.lap("transform")
+    return transformed
+
+
+def batched(values: npt.NDArray[Any] | list[Any]) -> Any:
     """One tensor for a fixed-width column, else a list whose arrays are tensors."""
     if isinstance(values, list):
         return [torch.from_numpy(value) if isinstance(value, np.ndarray) else value for value in values]

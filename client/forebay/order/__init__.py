@@ -4,12 +4,16 @@ Read in this order: `options` (what may be chosen), `lanes` and `line` (pieces t
 (the shuffles), `selection` and `strata` (which samples take part), `sequence` (positions to samples), `steps` and
 `share` (positions to ranks), `plan` and `needs` (what the loader asks), `engine` (the surface), `rank_order` (the
 surface as one rank sees it), `listed` (epochs over explicit lists of indices), `mixture` (the order of several
-datasets). It does no I/O and knows nothing of torch, files or the daemon.
+datasets), `buckets` (batches of like lengths), `located_plan` and `mixture_plan` (what a rank reads of those). It does
+no I/O but for a file of lengths, and knows nothing of torch or the daemon.
 """
 
+from forebay.order.buckets import BucketedSequence, Buckets, shared, spec_of
 from forebay.order.engine import EpochOrder, Located, Order, Place
 from forebay.order.listed import BatchedOrder, ListedOrder, Listing, Lists
+from forebay.order.located_plan import SharedLocated
 from forebay.order.mixture import Draws, MixtureEpoch, MixtureOrder, in_step_order
+from forebay.order.mixture_plan import MixedSequence
 from forebay.order.needs import Needs
 from forebay.order.options import OrderOptions, Shuffle
 from forebay.order.plan import RankPlan
@@ -20,6 +24,8 @@ from forebay.order.steps import Split, Step, Tail
 
 __all__ = [
     "BatchedOrder",
+    "BucketedSequence",
+    "Buckets",
     "Draws",
     "EpochOrder",
     "Limit",
@@ -27,6 +33,7 @@ __all__ = [
     "Listing",
     "Lists",
     "Located",
+    "MixedSequence",
     "MixtureEpoch",
     "MixtureOrder",
     "Needs",
@@ -40,6 +47,7 @@ __all__ = [
     "Runs",
     "SelectedRows",
     "Selection",
+    "SharedLocated",
     "SharedOrder",
     "Shuffle",
     "Split",
@@ -49,4 +57,6 @@ __all__ = [
     "in_step_order",
     "portions",
     "runs",
+    "shared",
+    "spec_of",
 ]

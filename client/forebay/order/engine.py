@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from forebay.order import line, philox
 from forebay.order.lanes import Int64, cut_lanes
-from forebay.order.needs import Needs, needs
+from forebay.order.needs import Needs, PartBounds, needs, part_bounds
 from forebay.order.options import OrderOptions, Shuffle, integer, resolve_lanes, resolve_window
 from forebay.order.permutation import Permutation
 from forebay.order.plan import RankPlan, plan
@@ -86,6 +86,10 @@ class EpochOrder:
         if not self._has_pieces:
             return Needs.nothing()
         return needs(self._sequence, position, split=split, rank=rank)
+
+    def part_bounds(self) -> PartBounds:
+        """Between which positions each part of a piece is read, whoever reads it."""
+        return part_bounds(self._sequence)
 
     def places(self, position: int) -> list[Place]:
         """Where each lane stands: its next sample at or after `position`. Lanes that are done are left out."""
@@ -185,6 +189,21 @@ class Order:
     @property
     def lanes(self) -> int:
         return self._lanes.count
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of the dataset, with or without rows."""
+        return len(self._rows)
+
+    @property
+    def sticky(self) -> bool:
+        """Whether every epoch has the same pieces in each lane."""
+        return self._fixed_line is not None
+
+    @property
+    def lane_starts(self) -> Int64:
+        """Where on the line each lane begins, and where the last one ends: int64[lanes + 1]."""
+        return np.append(self._lanes.start, self.samples)
 
     @property
     def window(self) -> int:

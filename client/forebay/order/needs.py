@@ -5,6 +5,7 @@ bounds the turns of a part from its offsets alone, for the lanes that the rank c
 epoch is begun or a position restored.
 """
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import gcd
 from typing import Self
@@ -12,7 +13,7 @@ from typing import Self
 import numpy as np
 
 from forebay.order.lanes import Int64
-from forebay.order.plan import plan
+from forebay.order.plan import RankPlan, plan
 from forebay.order.sequence import Sequence
 from forebay.order.share import share
 from forebay.order.steps import Schedule, Split
@@ -37,23 +38,37 @@ class Needs:
         return cls(empty, empty, empty)
 
 
-def needs(sequence: Sequence, position: int, *, split: Split, rank: int) -> Needs:
-    """What `rank` can still want of the epoch from `position` on; every piece of every plan from there is in it."""
+@dataclass(frozen=True, slots=True)
+class PartBounds:
+    """Part i, of pieces[i], is read at positions in [first[i], last[i]), all of them of lane[i]. int64[parts] each."""
+
+    pieces: Int64
+    lane: Int64
+    first: Int64
+    last: Int64
+
+
+def part_bounds(sequence: Sequence) -> PartBounds:
+    """Between which positions of the epoch each part is read."""
     lanes, track = sequence.lanes, sequence.track
     reach = sequence.reader.width - 1
     offset = track.start - lanes.start[track.lane]
     first_turn = np.maximum(0, offset - reach)
     last_turn = np.minimum(lanes.length[track.lane], offset + track.length + reach) - 1
     slot = lanes.slot[track.lane]
-    touched_from = _touched_from(sequence, position, split, rank)[track.lane]
-    first = np.maximum(first_turn * lanes.count + slot, touched_from)
-    last = last_turn * lanes.count + slot + 1
-    wanted = first < last
-    pads = _pads(sequence, position, split, rank)
-    pieces = np.append(track.piece[wanted], pads.pieces)
-    first, last = np.append(first[wanted], pads.first), np.append(last[wanted], pads.last)
-    by_first = np.argsort(first, kind="stable")
-    return Needs(pieces[by_first], first[by_first], last[by_first])
+    return PartBounds(track.piece, track.lane, first_turn * lanes.count + slot, last_turn * lanes.count + slot + 1)
+
+
+def needs(sequence: Sequence, position: int, *, split: Split, rank: int) -> Needs:
+    """What `rank` can still want of the epoch from `position` on; every piece of every plan from there is in it."""
+    bounds = part_bounds(sequence)
+    first = np.maximum(bounds.first, _touched_from(sequence, position, split, rank)[bounds.lane])
+    wanted = first < bounds.last
+    mine = Needs(bounds.pieces[wanted], first[wanted], bounds.last[wanted])
+    pads = needs_of_pads(
+        sequence.samples, position, split, lambda begin: plan(sequence, begin, 1, split=split, rank=rank)
+    )
+    return by_first([mine, pads])
 
 
 def _touched_from(sequence: Sequence, position: int, split: Split, rank: int) -> Int64:
@@ -81,13 +96,20 @@ def _touched_from(sequence: Sequence, position: int, split: Split, rank: int) ->
     return touched_from
 
 
-def _pads(sequence: Sequence, position: int, split: Split, rank: int) -> Needs:
-    """The pieces of the rank's pads, wanted again from the last step on."""
-    full = split.full_steps(sequence.samples, position)
-    tail = split.schedule(sequence.samples, position + full * split.global_batch, 2)
+def needs_of_pads(samples: int, position: int, split: Split, step_at: Callable[[int], RankPlan]) -> Needs:
+    """The pieces of the rank's pads, wanted again from the last step on; `step_at(position)` plans one step."""
+    tail = split.schedule(samples, position + split.full_steps(samples, position) * split.global_batch, 2)
     if len(tail) == 0 or tail.pads[-1] == 0:
         return Needs.nothing()
     begin = int(tail.position[-1])
-    last_step = plan(sequence, begin, 1, split=split, rank=rank)
+    last_step = step_at(begin)
     pieces, _ = np.unique(last_step.piece[last_step.is_pad], return_index=True)
-    return Needs(pieces, np.full_like(pieces, begin), np.full_like(pieces, sequence.samples))
+    return Needs(pieces, np.full_like(pieces, begin), np.full_like(pieces, samples))
+
+
+def by_first(needs: Iterable[Needs]) -> Needs:
+    """All of these, ascending by `first`."""
+    columns = [(each.pieces, each.first, each.last) for each in needs]
+    pieces, first, last = (np.concatenate(column) for column in zip(*columns, strict=True))
+    order = np.argsort(first, kind="stable")
+    return Needs(pieces[order], first[order], last[order])

@@ -25,6 +25,8 @@ MIXTURE = 5
 """Domain of the permutation of a mixture's slots."""
 SPLIT = 6
 """Domain of the membership of shards and their rows in the portions of a split."""
+BUCKETS = 7
+"""Domain of the permutation of a block's units of samples of like length."""
 
 
 def seed_digest(seed: int) -> int:

@@ -29,6 +29,10 @@ class RankPlan:
     is_pad: npt.NDArray[np.bool_]
     after: Int64
     """[steps]: the position of the epoch after each step; N after its last."""
+    source: Int64 | None = None
+    """Which source of a mixture each sample is of; None where there is but one."""
+    source_epoch: Int64 | None = None
+    """The epoch of that source, by which the sample's random numbers are drawn; None: the plan's own."""
 
     @property
     def steps(self) -> int:

@@ -1,7 +1,7 @@
 """An order as one rank reads it: what the planner, and whoever counts steps, asks.
 
-`RankOrder` is the contract. `SharedOrder` is an `Order` that a `Split` shares out; other kinds of epochs (of indices
-that a sampler gives, of several sources) have their own. Pure, immutable; any thread.
+`RankOrder` is the contract. `SharedOrder` is an `Order` that a `Split` shares out; `SharedLocated` shares out what only
+says what lies at its positions: mixtures, batches of like lengths. Pure, immutable; any thread.
 """
 
 from dataclasses import dataclass
@@ -35,7 +35,10 @@ class RankOrder(Protocol):
         """The position at which a step of a whole epoch begins, steps counted from 0; None beyond the last."""
 
     def plan(self, epoch: int, position: int, steps: int) -> RankPlan:
-        """What this rank reads in the next steps: `steps` of them, fewer where the epoch ends."""
+        """What this rank reads in the next steps: `steps` of them, fewer where the epoch ends.
+
+        An order may end a plan earlier where more would take long; at least one step is planned if there is any.
+        """
 
     def needs(self, epoch: int, position: int) -> Needs:
         """Every piece that this rank may still want in the epoch, with bounds of the positions at which."""

@@ -9,7 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.order import MixtureOrder, Order, OrderOptions, Pieces, Selection, Split, portions
+from forebay.order import (
+    BucketedSequence,
+    Buckets,
+    MixedSequence,
+    MixtureOrder,
+    Order,
+    OrderOptions,
+    Pieces,
+    Selection,
+    SharedLocated,
+    Split,
+    portions,
+)
 
 ROWS = [5, 7, 0, 4, 8]
 SMALL: list[tuple[dict[str, Any], list[int], int, int, list[int]]] = [
@@ -147,3 +159,49 @@ def test_a_small_portion_of_a_big_shard_is_what_it_always_was() -> None:
     expected = [7283, 8909, 24314, 39569, 44732, 56124, 61979, 72812, 74096, 85063, 96968, 99810]
     assert rows[:12] == expected
     assert rows[12:] == [112093, 128819, 133781, 139859, 154250, 163061, 168202, 172945, 188124]
+
+
+def test_batches_of_like_lengths_are_what_they_always_were() -> None:
+    order, buckets = Order.of_indices(24, seed=17), Buckets([index * 7 % 24 for index in range(24)], window=10, unit=3)
+    sequence = BucketedSequence(order, buckets, seed=17)
+    assert buckets.spec()["algorithm"] == "buckets-1"
+    assert sequence.read(0, 0, 24).sample_id.tolist() == [
+        10,
+        11,
+        8,
+        5,
+        0,
+        21,
+        4,
+        12,
+        13,
+        20,
+        23,
+        6,
+        3,
+        7,
+        14,
+        1,
+        22,
+        9,
+        16,
+        17,
+        2,
+        18,
+        15,
+        19,
+    ]
+    plan = SharedLocated(sequence, Split(2, 6), 1).plan(1, 6, 2)
+    assert (plan.sample_id.tolist(), plan.position.tolist()) == ([22, 12, 2, 19, 16, 17], [10, 11, 6, 12, 17, 13])
+
+
+def test_a_ranks_plan_of_a_mixture_is_what_it_always_was() -> None:
+    orders = (Order([50] * 40, seed=3), Order([30] * 7, seed=4))
+    mixture = MixtureOrder([2000, 210], [0.8, 0.2], seed=5, block=10)
+    plan = SharedLocated(MixedSequence(mixture, orders), Split(3, 12), 1).plan(2, 600, 2)
+    assert plan.source is not None
+    assert (plan.source.tolist(), plan.sample_id.tolist(), plan.piece.tolist()) == (
+        [1, 0, 0, 0, 0, 0, 0, 1],
+        [22, 1651, 1598, 1176, 1426, 1950, 1570, 65],
+        [40, 33, 31, 23, 28, 39, 31, 42],
+    )
