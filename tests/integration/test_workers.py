@@ -166,7 +166,7 @@ class Ends(Numbers):
     ],
 )
 def test_a_sample_that_ends_every_worker_is_an_error_that_names_it(
-    how: str, words: str, made: Callable[..., forebay.DataLoader]
+    how: str, words: str, made: Callable[..., forebay.DataLoader], caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = Ends(how)
     loader = made(dataset)
@@ -176,6 +176,7 @@ def test_a_sample_that_ends_every_worker_is_an_error_that_names_it(
     assert "epoch 0, step 3, sample 7 (index 7)" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert worker_pids() == []
+    assert caplog.text.count("another takes its place") == 1
     assert loader.position <= 6
     dataset.once = Path(__file__)
     assert ids(loader) == list(range(20))
