@@ -166,7 +166,7 @@ class Ends(Numbers):
     ],
 )
 def test_a_sample_that_ends_every_worker_is_an_error_that_names_it(
-    how: str, words: str, made: Callable[..., forebay.DataLoader]
+    how: str, words: str, made: Callable[..., forebay.DataLoader], caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = Ends(how)
     loader = made(dataset)
@@ -176,6 +176,7 @@ def test_a_sample_that_ends_every_worker_is_an_error_that_names_it(
     assert "epoch 0, step 3, sample 7 (index 7)" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert worker_pids() == []
+    assert caplog.text.count("another takes its place") == 1
     assert loader.position <= 6
     dataset.once = Path(__file__)
     assert ids(loader) == list(range(20))
@@ -366,7 +367,7 @@ def test_a_deep_prefetch_with_a_slow_worker_and_a_slow_trainer_keeps_the_order_a
     for step, batch in enumerate(made(Counts(120, counted), 1, num_workers=3, prefetch_factor=8)):
         seen += batch["id"].tolist()
         if step == 5:
-            eventually(lambda: len(counted.read_text()) >= 6 + 24, 20, "the workers to read ahead")
+            eventually(lambda: len(counted.read_text()) >= 6 + 12, 20, "the workers to read far ahead")
         assert len(counted.read_text()) <= len(seen) + 3 * 8
     assert seen == list(range(120))
 
@@ -402,7 +403,7 @@ def test_nothing_grows_over_a_hundred_thousand_batches_in_process(home: Path) ->
         batches = sum(1 for _ in loader)
         held, bytes_before = take_stock(), psutil.Process().memory_info().rss
         batches += sum(1 for _ in range(4) for _ in loader)
-        assert take_stock().beyond(held) == []
+        eventually(lambda: take_stock().beyond(held) == [], 20, "calls in flight to end, and nothing to be left")
         assert psutil.Process().memory_info().rss - bytes_before < 24 << 20
         loader.close()
     assert batches == 100_000

@@ -145,8 +145,8 @@ class ProcessDelivery:
             self._receive(self._patience(begun))
             if first.result is None and 0 < self._options.timeout <= time.monotonic() - begun:
                 raise WorkerError(
-                    f"no batch came within timeout={self._options.timeout:g} s: it is with "
-                    f"{self._crew.stuck(first)}; give more time, or look what the transform waits for there"
+                    f"no batch came within timeout={self._options.timeout:g} s: it is with {self._crew.stuck(first)}; "
+                    f"give more time, or look what the transform waits for there"
                 )
             self._feed()
 
