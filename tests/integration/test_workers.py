@@ -372,6 +372,23 @@ def test_a_deep_prefetch_with_a_slow_worker_and_a_slow_trainer_keeps_the_order_a
     assert seen == list(range(120))
 
 
+class Blobs:
+    """Batches that fit into a message by themselves, so that many of them lie in a socket."""
+
+    def __len__(self) -> int:
+        return 1500
+
+    def __getitem__(self, index: int) -> tuple[int, bytes]:
+        return index, bytes(3500)
+
+
+def test_however_many_small_batches_are_asked_for_ahead_neither_side_waits_for_the_other(
+    made: Callable[..., forebay.DataLoader],
+) -> None:
+    loader = made(Blobs(), 1, num_workers=1, prefetch_factor=600, collate_fn=lambda samples: samples[0])
+    assert [index for index, _ in loader] == list(range(1500))
+
+
 def test_nothing_grows_over_thousands_of_batches_of_workers(made: Callable[..., forebay.DataLoader]) -> None:
     loader = made(Numbers(1000), 1, prefetch_factor=8, collate_fn=long_batch)
     trainer = psutil.Process()

@@ -9,8 +9,10 @@ import logging
 import select
 import socket
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -26,6 +28,9 @@ from forebay.loading.workers import READY, Assignment, Descriptor, Result, main
 from forebay_core.errors import WorkerError, one_line
 
 _log = logging.getLogger("forebay")
+MOST_UNDER_WAY = 16
+"""Tasks that lie with a worker at once; both directions of its socket hold so many messages, so neither end ever waits
+for the other to read while the other waits for it."""
 _CLOSE_SECONDS = 3.0
 _DEATH_SECONDS = 5.0
 
@@ -47,7 +52,11 @@ class _Worker:
     process: BaseProcess
     link: Link
     desk: Desk
+    #: All that it has to do, and of those the ones that it has not been sent yet.
     tasks: dict[int, Task] = field(default_factory=dict)
+    unsent: deque[Task] = field(default_factory=deque)
+    #: How many it was sent and has not answered, wanted or not.
+    under_way: int = 0
     #: The last task that it was given.
     latest: int = -1
     is_ready: bool = False
@@ -93,14 +102,16 @@ class Crew:
         for worker in self._workers:
             worker.desk.want_from(number)
             worker.tasks = {at: task for at, task in worker.tasks.items() if at >= number}
+            worker.unsent = deque(task for task in worker.unsent if task.number >= number)
 
     def send(self, task: Task) -> None:
         """Gives a task to the worker with the least to do, of several in turn: one that rests keeps pieces mapped."""
         worker = min(self._workers, key=lambda worker: (len(worker.tasks), worker.latest))
         worker.latest = task.number
         worker.tasks[task.number] = task
+        worker.unsent.append(task)
         try:
-            worker.link.send(task.number, task.chunk)
+            _send_on(worker)
         except EOFError:
             self._replace(worker)
 
@@ -120,8 +131,13 @@ class Crew:
                 raise WorkerError(f"what {worker.name} sent cannot be read here: {one_line(error)}") from error
             if number == READY:
                 worker.is_ready = True
-            elif number in worker.tasks:
-                yield worker.tasks.pop(number), result
+                continue
+            worker.under_way -= 1
+            task = worker.tasks.pop(number, None)
+            with suppress(EOFError):  # a worker that has died since is noticed when it is next heard
+                _send_on(worker)
+            if task is not None:
+                yield task, result
 
     def stuck(self, task: Task) -> str:
         """In words, the worker that has this task and what it is at. Any thread."""
@@ -145,16 +161,10 @@ class Crew:
         _log.warning("%s %s It died %s; another takes its place", worker.name, cause, place)
         index = self._workers.index(worker)
         successor = self._workers[index] = self._start(worker.assignment)
-        for pending in worker.tasks.values():
-            self._hand_over(successor, pending)
-
-    def _hand_over(self, successor: _Worker, task: Task) -> None:
-        """A successor that dies at once is noticed when it is next heard."""
-        successor.tasks[task.number] = task
-        try:
-            successor.link.send(task.number, task.chunk)
-        except EOFError:
-            return
+        successor.tasks = worker.tasks
+        successor.unsent = deque(worker.tasks.values())
+        with suppress(EOFError):  # one that dies at once is noticed when it is next heard
+            _send_on(successor)
 
     def _bury(self, worker: _Worker) -> str:
         self._poll.unregister(worker.link)
@@ -189,6 +199,15 @@ class Crew:
             return WorkerError(f"worker {assignment.number} cannot be started: {one_line(error)}")
         others = {"worker_init_fn": assignment.init, "dataset": assignment.dataset}
         return unpicklable(assignment.spec, others, self._context.get_start_method(), error)
+
+
+def _send_on(worker: _Worker) -> None:
+    """Sends what waits, as far as there is room for it."""
+    while worker.unsent and worker.under_way < MOST_UNDER_WAY:
+        task = worker.unsent[0]
+        worker.link.send(task.number, task.chunk)
+        worker.unsent.popleft()
+        worker.under_way += 1
 
 
 def _end(workers: list[_Worker]) -> None:
