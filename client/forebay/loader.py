@@ -7,6 +7,7 @@ of its own, so that neither their number nor their timing can change a batch.
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from forebay.loading.carried import Ahead, InTurn, Processes, Source, StreamSpec
 from forebay.loading.chunk import Batch
 from forebay.loading.delivery import Delivery
 from forebay.loading.devices import DeviceDelivery, DeviceLike, checked_device, mover
+from forebay.loading.global_seeds import borrowed
 from forebay.loading.lookahead import Depth
 from forebay.loading.processes import ProcessDelivery, WorkerOptions
 from forebay.loading.start_methods import check as check_start_method
@@ -290,11 +292,18 @@ class DataLoader(TorchDataLoader[Any]):
         step: counted from 0 within an epoch that runs with today's batch size and ranks from its start; or
         position: samples of the epoch that all ranks had been handed before, which holds over changes of both.
 
-        Moves nothing: the loader's own position stays. Raises `ConfigurationError` where there is no such step.
+        Where worker processes read, the process's own random generators are what they are there, and as before
+        afterwards. Moves nothing: the loader's own position stays. Raises `ConfigurationError` where there is no such
+        step.
         """
         if (step is None) == (position is None):
             raise ConfigurationError("replay() wants a step= or a position=: give one of them")
-        return self._ordered._replay(self._split(), self._assembly, epoch, step=step, position=position)
+        ordered = self._ordered
+        reads: AbstractContextManager[None] = nullcontext()
+        if self.num_workers > 0 and self.worker_type == "process" and isinstance(ordered, Ordered):
+            reads = borrowed(ordered._reader_spec(self._assembly).seed)
+        with reads:
+            return ordered._replay(self._split(), self._assembly, epoch, step=step, position=position)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_playback"}

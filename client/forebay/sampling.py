@@ -56,6 +56,11 @@ def follow(follower: Callable[[int, int, int], None]) -> None:
     _followers.append(follower)
 
 
+def unfollow(follower: Callable[[int, int, int], None]) -> None:
+    """Ends what `follow` began."""
+    _followers.remove(follower)
+
+
 def begin_step(epoch: int, first_sample_id: int) -> None:
     """A reader begins with a step, whose samples may reach the user's code together."""
     for follower in _followers:

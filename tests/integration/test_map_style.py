@@ -1,6 +1,7 @@
 """Map-style datasets, unchanged: exactly once, one order, exact positions, random numbers by sample. No daemon runs."""
 
 import json
+import random
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -372,6 +373,26 @@ def test_any_batch_is_replayed_with_its_random_numbers_and_nothing_moves() -> No
     for wrong in wrongs:
         with pytest.raises(ConfigurationError):
             loader.replay(0, **wrong)
+
+
+class Drawing(Numbers):
+    """Draws from the process's own generators, as many users' datasets do."""
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": index, "noise": random.random() + float(np.random.random()) + float(torch.rand(()))}
+
+
+def test_a_batch_that_worker_processes_drew_is_replayed_and_the_trainers_generators_stay_as_they_are() -> None:
+    loader = forebay.DataLoader(Drawing(20), 6, True, seed=6, num_workers=2)
+    batches = list(loader)
+    loader.close()
+    states = random.getstate(), torch.get_rng_state(), np.random.get_state()[1].tolist()  # type: ignore[index]
+    for step, batch in enumerate(batches):
+        again = loader.replay(0, step)
+        assert (again["x"].tolist(), noise_of(again)) == (batch["x"].tolist(), noise_of(batch))
+    assert random.getstate() == states[0]
+    assert torch.equal(torch.get_rng_state(), states[1])
+    assert np.random.get_state()[1].tolist() == states[2]  # type: ignore[index]
 
 
 def samples_of(batches: Any) -> list[int]:

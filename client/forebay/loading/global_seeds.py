@@ -1,15 +1,19 @@
 """The global random generators of a worker process, seeded for each sample from (seed, epoch, sample id).
 
 So `random.random()` in a transform gives a sample the same value in any topology and after any resume, another one in
-each epoch. Only worker processes do this: in the trainer's process it would change the trainer's dropout.
+each epoch. Only worker processes do this: in the trainer's process it would change the trainer's dropout. A batch that
+is replayed there borrows the generators, and gives them back as they were.
 """
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 
 from forebay.order.philox import seed_digest
+from forebay.sampling import follow, unfollow
 
 _WORD = (1 << 64) - 1
 
@@ -24,6 +28,21 @@ class GlobalSeeds:
         """Seeds Python's, NumPy's and torch's CPU generator for this sample in this epoch, and this draw of it."""
         word = _mixed(_mixed(self._key + epoch) + sample_id)
         seed_all(_mixed(word + draw) if draw else word)
+
+
+@contextmanager
+def borrowed(seed: int) -> Iterator[None]:
+    """The generators follow the samples that this thread reads, as in a worker process; then they are as before."""
+    before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    follower = GlobalSeeds(seed).seed
+    follow(follower)
+    try:
+        yield
+    finally:
+        unfollow(follower)
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.default_generator.set_state(before[2])
 
 
 def seed_all(word: int) -> None:
