@@ -357,7 +357,7 @@ class DataLoader(TorchDataLoader[Any]):
         )
 
     def _depth(self, ordered: Ordered, split: Split) -> Depth:
-        """torch asks for prefetch_factor × workers chunks at the start, and for one more before it gives one out."""
+        """With readers beside the trainer: what lies with them, the step being handed out, and one for its place."""
         if self.num_workers == 0:
             return ordered._depth(split)
         return Depth(steps=self._prefetched() + 2, chunk_steps=1)

@@ -96,7 +96,7 @@ class Batch:
     skipped: tuple[SkippedSample, ...] = ()
 
     def pin_memory(self) -> "Batch":
-        """With its tensors in pinned memory; torch's loader calls it too."""
+        """With its tensors in pinned memory."""
         from torch.utils.data._utils.pin_memory import pin_memory
 
         return replace(self, data=pin_memory(self.data))  # type: ignore[no-untyped-call]

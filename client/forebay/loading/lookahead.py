@@ -4,12 +4,11 @@ It plans many steps at once, leases their pieces in one call, tells the daemon w
 is, and gives leases back when the trainer has passed them. It runs over the epochs' borders without end. It never waits
 for a piece to arrive: a chunk may name files that are still being filled, and its reader waits for them.
 
-`next_chunk` and `lease_again` are called by readers (threads of delivery, or the trainer's thread inside torch's
-loader), `delivered` and `close` by the trainer's thread. `_condition` guards what both sides touch; no call to the
+`next_chunk` and `lease_again` are called by readers, or for worker processes by the trainer's thread; `await_chunk`,
+`take_ready`, `delivered` and `close` by the trainer's thread. `_condition` guards what both sides touch; no call to the
 daemon is made under it. `delivered` takes it only to wake a planner that waits.
 """
 
-import logging
 import threading
 import time
 from collections import deque
@@ -24,8 +23,6 @@ from forebay.loading.leases import Leases, Questions, WatchedLeases
 from forebay.loading.waits import Asking
 from forebay.order import Needs, RankOrder, RankPlan
 from forebay.order.rank_order import rank_samples
-
-log = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
 _BLOCK_STEPS = 256
