@@ -15,7 +15,7 @@ from typing import Any
 from forebay.iteration import Length, Pass, Playback, Reports
 from forebay.loading.assembly import Assembly
 from forebay.loading.carried import Carried, Source, Start, StreamSpec, WorkerState
-from forebay.loading.chunk import Closed
+from forebay.loading.engine import lasting
 from forebay.order import Split
 from forebay.ordered import refuse_in_worker
 from forebay.progress import STATE_VERSION, Identity, Progress, SavedState
@@ -278,8 +278,7 @@ class _Readout:
 
     def _keep(self, error: BaseException) -> None:
         if not self._is_over:
-            closed = StateError("the loader was closed while it was iterated: iterate it again")
-            self._failure = closed if isinstance(error, StopIteration | Closed) else error
+            self._failure = lasting(error)
 
 
 def _decoded(state: Mapping[str, Any]) -> tuple[Start, int, int]:

@@ -39,7 +39,6 @@ from forebay.topology import Ranks
 from forebay_core.errors import ConfigurationError
 
 WorkerType = Literal["thread", "process"]
-_TORCH_PREFETCH_FACTOR = 2
 
 
 class DataLoader(TorchDataLoader[Any]):
@@ -333,16 +332,13 @@ class DataLoader(TorchDataLoader[Any]):
         if self.num_workers == 0:
             return InTurn(spec, pin=self._pins)
         if self.worker_type == "thread":
-            return Ahead(spec, depth=self._prefetched(), pin=self._pins)
+            return Ahead(spec, depth=self._worker_options().prefetched, pin=self._pins)
         return Processes(spec, self._worker_options(), persistent=self.persistent_workers)
 
     @property
     def _pins(self) -> bool:
         is_copied_aside = self._device is not None and self._device.type == "cuda"
         return (self.pin_memory or is_copied_aside) and torch.accelerator.is_available()
-
-    def _prefetched(self) -> int:
-        return (self.prefetch_factor or _TORCH_PREFETCH_FACTOR) * self.num_workers
 
     def _worker_options(self) -> WorkerOptions:
         return WorkerOptions(
@@ -360,7 +356,7 @@ class DataLoader(TorchDataLoader[Any]):
         """With readers beside the trainer: what lies with them, the step being handed out, and one for its place."""
         if self.num_workers == 0:
             return ordered._depth(split)
-        return Depth(steps=self._prefetched() + 2, chunk_steps=1)
+        return Depth(steps=self._worker_options().prefetched + 2, chunk_steps=1)
 
     def _split(self) -> Split:
         return self._ordered._split(self._rank_batch, self.global_batch_size)

@@ -65,9 +65,13 @@ class Assembly:
         extras = _extras(self.extras, chunk, cut)
         return {**batch, **(extras if self.batched else {name: value[0] for name, value in extras.items()})}
 
-    def transformed(self, batch: Any) -> Any:
-        """The batch as the user's function over whole batches returns it."""
-        return batch if self.batch_transform is None else self.batch_transform(batch)
+    def transformed(self, batch: Any, clock: "Clock") -> Any:
+        """The batch as the user's function over whole batches returns it, if there is one."""
+        if self.batch_transform is None:
+            return batch
+        batch = self.batch_transform(batch)
+        clock.lap("transform")
+        return batch
 
 
 class Clock:

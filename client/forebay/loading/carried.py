@@ -130,9 +130,7 @@ def _batches(spec: StreamSpec, *, again: bool) -> Iterator[tuple[Any, int, tuple
             return
         batch = spec.assembly.collated(samples)
         clock.lap("collate")
-        if spec.assembly.batch_transform is not None:
-            batch = spec.assembly.transformed(batch)
-            clock.lap("transform")
+        batch = spec.assembly.transformed(batch, clock)
         yield batch, len(samples), clock.take()
         if len(samples) < size:
             return

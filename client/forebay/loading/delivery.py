@@ -44,6 +44,12 @@ class LeasesAgain(Protocol):
         """The chunk with its pieces leased anew."""
 
 
+def check_gone(times: int, message: str) -> None:
+    """Raises `DaemonError` where a chunk's files were found gone more than `ATTEMPTS` times in a row."""
+    if times > ATTEMPTS:
+        raise DaemonError(f"{message}; this happened {times} times in a row: is something else deleting the cache?")
+
+
 def leased(reader: Reader, chunk: Chunk, lookahead: LeasesAgain) -> Iterator[Batch]:
     """The chunk's batches, each read when it is asked for; leased anew as long as its files go."""
     gone = 0
@@ -54,10 +60,7 @@ def leased(reader: Reader, chunk: Chunk, lookahead: LeasesAgain) -> Iterator[Bat
             gone = 0
         except PieceGone as error:
             gone += 1
-            if gone > ATTEMPTS:
-                raise DaemonError(
-                    f"{error}; this happened {gone} times in a row: is something else deleting the cache?"
-                ) from error
+            check_gone(gone, str(error))
         else:
             return
         chunk = lookahead.lease_again(chunk)

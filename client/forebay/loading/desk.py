@@ -15,7 +15,7 @@ from forebay_core.mapping import map_shared
 NO_SAMPLE = -1
 
 
-class Reading(NamedTuple):
+class Entry(NamedTuple):
     """What a worker said last: the chunk's number and the sample's id, `NO_SAMPLE` where none is in a transform."""
 
     chunk: int
@@ -44,9 +44,9 @@ class Desk:
         """The worker reads this now."""
         self._numbers[1], self._numbers[2] = chunk, sample
 
-    def reading(self) -> Reading:
+    def reading(self) -> Entry:
         """What the worker reads, or read last."""
-        return Reading(int(self._numbers[1]), int(self._numbers[2]))
+        return Entry(int(self._numbers[1]), int(self._numbers[2]))
 
     def close(self) -> None:
         """Closes the file; the memory goes with the object."""

@@ -83,7 +83,7 @@ class Engine:
             batch = self._delivery.next()
         except BaseException as error:
             watch.blocked_from, watch.has_warned = None, False
-            self._failure = _lasting(error)
+            self._failure = lasting(error)
             if self._failure is error:
                 raise
             raise self._failure from error
@@ -119,7 +119,7 @@ class Engine:
             self._lookahead = None
 
 
-def _lasting(error: BaseException) -> BaseException:
+def lasting(error: BaseException) -> BaseException:
     """What a trainer that asks again is told."""
     if isinstance(error, StopIteration | Closed):
         return StateError("the loader was closed while it was iterated: iterate it again")

@@ -60,9 +60,7 @@ class IndexedReader:
             clock.lap("read")
             batch = self._assembly.with_extras(self._assembly.collated(samples), attempt.chunk, attempt.cut)
             clock.lap("collate")
-            if self._assembly.batch_transform is not None:
-                batch = self._assembly.transformed(batch)
-                clock.lap("transform")
+            batch = self._assembly.transformed(batch, clock)
             yield Batch(batch, end, stop - start, clock.take(), attempt.skipped)
 
     def close(self) -> None:

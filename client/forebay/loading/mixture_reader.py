@@ -36,7 +36,6 @@ class MixtureReaderSpec:
     first_pieces: tuple[int, ...]
     seed: int
     assembly: Assembly = field(default_factory=Assembly)
-    dataset: Any = None
 
     @property
     def columnar(self) -> bool:
@@ -154,10 +153,7 @@ class MixtureReader:
             batch = self._assembly.collated(self._samples(portions, attempt, chunk, clock))
         batch = self._assembly.with_extras(batch, attempt.chunk, attempt.cut)
         clock.lap("collate")
-        if self._assembly.batch_transform is not None:
-            batch = self._assembly.transformed(batch)
-            clock.lap("transform")
-        return batch
+        return self._assembly.transformed(batch, clock)
 
     def _columnar(
         self, portions: Sequence[_Portion], attempt: Attempt, chunk: Chunk, columns: Mapping[str, Column]

@@ -18,16 +18,17 @@ from torch._utils import ExceptionWrapper
 
 from forebay.loading.chunk import Batch, Closed, Failed, Lost
 from forebay.loading.crew import Crew, Task
-from forebay.loading.delivery import ATTEMPTS
+from forebay.loading.delivery import check_gone
 from forebay.loading.lookahead import Lookahead
 from forebay.loading.reader import ReaderSpec
 from forebay.loading.start_methods import context_for
 from forebay.loading.waits import Reading
 from forebay.loading.workers import Assignment, Result
 from forebay.order.philox import seed_digest
-from forebay_core.errors import DaemonError, WorkerError
+from forebay_core.errors import WorkerError
 
 _PREFETCH_FACTOR = 2
+"""torch's, for each worker, where none is given."""
 _FEED_SECONDS = 0.02
 _LOOK_SECONDS = 1.0
 
@@ -49,13 +50,18 @@ class WorkerOptions:
     pin: Callable[[Batch], Batch] | None = None
     dataset: Any = None
 
+    @property
+    def prefetched(self) -> int:
+        """Batches that all workers together have under way."""
+        return (self.prefetch_factor or _PREFETCH_FACTOR) * self.num_workers
+
 
 class ProcessDelivery:
     """Worker processes that live as long as this object. Chunks go to whoever has the least to do."""
 
     def __init__(self, spec: ReaderSpec, options: WorkerOptions) -> None:
         self._spec, self._options = spec, options
-        self._most_tasks = (options.prefetch_factor or _PREFETCH_FACTOR) * options.num_workers
+        self._most_tasks = options.prefetched
         self._batches: deque[Batch] = deque()
         #: In the order of the batches. Those that have come back stay until it is their turn.
         self._tasks: dict[int, Task] = {}
@@ -177,10 +183,7 @@ class ProcessDelivery:
             task.result = self._pinned(result)
             return
         task.gone = task.gone + 1 if result.gone else 0
-        if task.gone > ATTEMPTS:
-            raise DaemonError(
-                f"{result.message}; this happened {task.gone} times in a row: is something else deleting the cache?"
-            )
+        check_gone(task.gone, result.message)
         task.chunk = self._lookahead.lease_again(result.chunk)
         self._crew.send(task)
 

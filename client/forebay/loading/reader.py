@@ -5,7 +5,7 @@ makes its own `Reader` there. What a batch contains follows from the chunk alone
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from forebay.loading.chunk import Batch, Chunk, Failed, Lost, StillFilling
 from forebay_core.errors import ForebayError, PieceGone
@@ -30,10 +30,6 @@ class ReaderSpec(Protocol):
     @property
     def seed(self) -> int:
         """Of the samples' random numbers."""
-
-    @property
-    def dataset(self) -> Any:
-        """What torch's `get_worker_info().dataset` is to the user's code in a worker process; None for nothing."""
 
     def place(self, piece: int, row: int) -> str:
         """In words, where a sample of a chunk lies."""

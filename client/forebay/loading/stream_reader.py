@@ -38,7 +38,6 @@ class StreamReaderSpec:
     transform: Callable[..., Any] | None = None
     assembly: Assembly = field(default_factory=Assembly)
     wait_seconds: float = 10.0
-    dataset: Any = None
 
     @property
     def columnar(self) -> bool:
@@ -183,10 +182,7 @@ class StreamReader:
         batch = self._source.batch(gathering, attempt, clock)
         batch = self._assembly.with_extras(batch, attempt.chunk, attempt.cut)
         clock.lap("collate")
-        if self._assembly.batch_transform is not None:
-            batch = self._assembly.transformed(batch)
-            clock.lap("transform")
-        return batch
+        return self._assembly.transformed(batch, clock)
 
 
 class Columnar:

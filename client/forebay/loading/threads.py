@@ -15,33 +15,33 @@ class ThreadDelivery:
 
     def __init__(self, spec: ReaderSpec, *, threads: int, pin: bool) -> None:
         self._spec, self._count, self._pin = spec, threads, pin
-        self._crew: _Crew | None = None
+        self._readers: _Readers | None = None
         self._batches: deque[Batch] = deque()
 
     def start(self, lookahead: Lookahead) -> None:
         self.close()
-        self._crew = _Crew(self._spec, lookahead, self._count, self._pin)
+        self._readers = _Readers(self._spec, lookahead, self._count, self._pin)
 
     def next(self) -> Batch:
         while not self._batches:
-            assert self._crew is not None
-            self._batches.extend(self._crew.next())
+            assert self._readers is not None
+            self._batches.extend(self._readers.next())
         return self._batches.popleft()
 
     def is_ready(self) -> bool:
-        return bool(self._batches) or (self._crew is not None and self._crew.is_ready())
+        return bool(self._batches) or (self._readers is not None and self._readers.is_ready())
 
     def reading(self) -> Reading:
-        return Reading(None, "nobody") if self._crew is None else self._crew.reading()
+        return Reading(None, "nobody") if self._readers is None else self._readers.reading()
 
     def close(self) -> None:
         self._batches.clear()
-        if self._crew is not None:
-            self._crew.close()
-            self._crew = None
+        if self._readers is not None:
+            self._readers.close()
+            self._readers = None
 
 
-class _Crew:
+class _Readers:
     """Reader threads over one planner. Thread i reads chunks i, i + n, …; `_condition` guards the rest."""
 
     def __init__(self, spec: ReaderSpec, lookahead: Lookahead, count: int, pin: bool) -> None:
