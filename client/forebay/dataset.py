@@ -28,6 +28,7 @@ from forebay.order.selection import Stage
 from forebay.order.steps import Tail
 from forebay.ordered import Ordered, check_reachable, checked_buckets
 from forebay.progress import Identity, Progress, SavedState
+from forebay.source_urls import absolute
 from forebay.topology import Ranks
 from forebay_core.errors import ConfigurationError
 from forebay_core.formats import Format, Packing, Tokens, Where, compose, from_spec
@@ -233,14 +234,10 @@ def _urls(source: SourceLike) -> tuple[str, ...]:
     urls = (source,) if isinstance(source, str | os.PathLike) else tuple(source)
     if not urls:
         raise ConfigurationError("source=[] names no data: give a URL, a path, or a list of them")
-    return tuple(_absolute(os.fspath(url)) for url in urls)
-
-
-def _absolute(url: str) -> str:
-    """The daemon has another working directory."""
-    if not url:
+    given = [os.fspath(url) for url in urls]
+    if not all(given):
         raise ConfigurationError("source='' names no data: is a variable unset? give a URL or a path")
-    return url if "://" in url else os.path.join(os.getcwd(), os.path.expanduser(url))  # noqa: PTH109, PTH111, PTH118 - keeps a trailing slash
+    return tuple(absolute(url) for url in given)
 
 
 def _format(format: str | Format | None) -> Format | None:

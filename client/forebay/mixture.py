@@ -25,7 +25,7 @@ from forebay.loading.mixture_reader import MixtureReaderSpec, agreed_columns
 from forebay.opened import Stream, depth_of
 from forebay.order import MixedSequence, MixtureOrder, SharedLocated, Split
 from forebay.order.mixture import DEFAULT_BLOCK, EpochLength, apportion
-from forebay.order.mixture_plan import first_pieces
+from forebay.order.mixture_plan import first_pieces, sources_of
 from forebay.order.steps import Tail
 from forebay.ordered import Ordered, check_reachable
 from forebay.progress import Identity, SavedState
@@ -62,7 +62,7 @@ class Mixture(Ordered, IterableDataset[Any]):
         seed: int = 0,
         batch_size: int | None = None,
         tail: Tail = "even",
-        extras: tuple[str, ...] | list[str] = (),
+        extras: Sequence[str] = (),
         rank: int | None = None,
         world_size: int | None = None,
         device_mesh: Any = None,
@@ -256,7 +256,7 @@ class _Names:
     first_pieces: Sequence[int]
 
     def piece(self, piece: int) -> str:
-        source = int(np.searchsorted(self.first_pieces, piece, side="right")) - 1
+        source = int(sources_of(self.first_pieces, piece))
         return self.streams[source].names.piece(piece - self.first_pieces[source])
 
     def daemon(self) -> str:

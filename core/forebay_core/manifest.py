@@ -180,6 +180,10 @@ class Manifest:
             raise
         _sync_directory(target.parent)
 
+    def object_url(self, index: int) -> str:
+        """Where the index-th object lies, as people read it."""
+        return f"{self.root.rstrip('/')}/{self.objects.key(index)}"
+
     def piece(self, index: int) -> Piece:
         if not 0 <= index < self.pieces:
             raise IndexError(f"there is no piece {index}, only {self.pieces}")

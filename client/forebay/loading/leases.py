@@ -15,6 +15,7 @@ import numpy as np
 
 from forebay.loading.chunk import Int64, PieceFile
 from forebay.loading.waits import Asking
+from forebay.order.mixture_plan import sources_of
 from forebay.session import Session
 
 
@@ -81,7 +82,7 @@ class SharedLeases:
         return len(self._leases) * min((self._leases[owner].budget_bytes for owner in self._has_leased), default=0)
 
     def publish(self, pieces: Int64, first: Int64, last: Int64) -> None:
-        owner = self._owner(pieces)
+        owner = sources_of(self._first_pieces, pieces)
         for number, leases in enumerate(self._leases):
             mine = owner == number
             leases.publish(pieces[mine] - self._first_pieces[number], first[mine], last[mine])
@@ -109,12 +110,9 @@ class SharedLeases:
             for leases in self._leases:
                 stack.callback(leases.close)
 
-    def _owner(self, pieces: Int64 | Sequence[int]) -> Int64:
-        return np.searchsorted(self._first_pieces, pieces, side="right") - 1
-
     def _shared_out(self, pieces: Sequence[int]) -> Iterator[tuple[int, int, list[int]]]:
         """For each dataset of these pieces its number, its first piece, and its pieces in its own numbering."""
-        owner = self._owner(pieces)
+        owner = sources_of(self._first_pieces, pieces)
         for number in sorted(set(owner.tolist())):
             first_piece = int(self._first_pieces[number])
             yield (

@@ -23,6 +23,7 @@ from forebay.loading.stream_reader import (
     batched,
     gathered_around_the_bad,
 )
+from forebay.order.mixture_plan import sources_of
 from forebay.sampling import begin_step
 from forebay_core.errors import ConfigurationError, PieceGone
 from forebay_core.formats.base import Column
@@ -45,7 +46,7 @@ class MixtureReaderSpec:
 
     def place(self, piece: int, row: int) -> str:
         """Where a sample lies, in words: its number among the rows of its shard."""
-        source = int(np.searchsorted(self.first_pieces, piece, side="right")) - 1
+        source = int(sources_of(self.first_pieces, piece))
         return self.sources[source].place(piece - self.first_pieces[source], row)
 
     def reader(self, *, is_closed: Callable[[], bool] = lambda: False) -> "MixtureReader":
@@ -120,7 +121,7 @@ class MixtureReader:
         """The chunk of each source that has samples in it; the files of the others are passed by."""
         assert chunk.source is not None
         assert chunk.source_epoch is not None
-        file_source = np.searchsorted(self._spec.first_pieces, [file.piece for file in chunk.files], side="right") - 1
+        file_source = sources_of(self._spec.first_pieces, [file.piece for file in chunk.files])
         for source, first_piece in enumerate(self._spec.first_pieces):
             index = np.flatnonzero(chunk.source == source)
             if len(index) == 0:
@@ -142,7 +143,7 @@ class MixtureReader:
             yield source, part, index
 
     def _shard_row(self, piece: int, row: int) -> tuple[str, int]:
-        source = int(np.searchsorted(self._spec.first_pieces, piece, side="right")) - 1
+        source = int(sources_of(self._spec.first_pieces, piece))
         return self._files[source].shard_row(piece - self._spec.first_pieces[source], row)
 
     def _batch(self, portions: Sequence[_Portion], attempt: Attempt, chunk: Chunk, clock: Clock) -> Any:

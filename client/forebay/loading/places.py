@@ -11,4 +11,4 @@ def shard_row(manifest: Manifest, piece: int, row: int) -> tuple[str, int]:
     index = int(objects[piece])
     first = int(np.searchsorted(objects, index))
     before = int(manifest.row_start[piece] - manifest.row_start[first])
-    return f"{manifest.root.rstrip('/')}/{manifest.objects.key(index)}", before + row
+    return manifest.object_url(index), before + row

@@ -52,8 +52,8 @@ class Readings:
         return replace(self, **columns)
 
 
-class Located(Protocol):
-    """A sequence with random access."""
+class LocatedSequence(Protocol):
+    """What says what lies at its positions, with random access."""
 
     @property
     def samples(self) -> int:
@@ -74,7 +74,7 @@ class Located(Protocol):
 class SharedLocated:
     """Such a sequence, shared out over ranks. A `RankOrder`."""
 
-    sequence: Located
+    sequence: LocatedSequence
     split: Split
     rank: int
 

@@ -98,6 +98,11 @@ def first_pieces(sources: Sequence[Order]) -> list[int]:
     return list(accumulate((order.pieces for order in sources[:-1]), initial=0))
 
 
+def sources_of(first_pieces: npt.ArrayLike, pieces: npt.ArrayLike) -> Int64:
+    """The number of the source that each of these pieces is of."""
+    return np.searchsorted(first_pieces, pieces, side="right") - 1
+
+
 class Reach:
     """Which lanes of its sources the runs of a rank can reach."""
 

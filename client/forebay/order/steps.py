@@ -118,14 +118,19 @@ class Split:
             remaining -= take
         return steps
 
-    def position_of(self, samples: int, step: int) -> int | None:
-        """The position at which a step of a whole epoch begins, steps counted from 0; None beyond the last."""
-        full = min(step, self.full_steps(samples))
-        found = self.step(samples, full * self.global_batch)
-        for _ in range(step - full):
-            found = None if found is None else self.step(samples, found.after)
+    def nth(self, samples: int, number: int, position: int = 0) -> Step | None:
+        """The step of that number, counted from 0 at a position; None beyond the epoch's last. In constant time."""
+        full = min(number, self.full_steps(samples, position))
+        found = self.step(samples, position + full * self.global_batch)
+        for _ in range(number - full):
             if found is None:
                 return None
+            found = self.step(samples, found.after)
+        return found
+
+    def position_of(self, samples: int, step: int) -> int | None:
+        """The position at which a step of a whole epoch begins, steps counted from 0; None beyond the last."""
+        found = self.nth(samples, step)
         return None if found is None else found.position
 
     def schedule(self, samples: int, position: int, limit: int) -> Schedule:

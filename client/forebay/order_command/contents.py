@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay.order import EpochOrder, Split, Step
+from forebay.order.lanes import Int64
 from forebay_core.errors import ConfigurationError
 from forebay_core.manifest import Manifest
-
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -57,11 +56,7 @@ def find_step(samples: int, split: Split, *, epoch: int, start: int, number: int
             f"there is no step {number}: epoch {epoch} has {steps} steps of {split.global_batch} samples "
             f"from position {start} on{numbered}"
         )
-    full = min(number, split.full_steps(samples, start))
-    step = split.step(samples, start + full * split.global_batch)
-    for _ in range(number - full):
-        assert step is not None
-        step = split.step(samples, step.after)
+    step = split.nth(samples, number, start)
     assert step is not None
     return Found(epoch, start, number, steps, step)
 
@@ -73,14 +68,10 @@ def rank_batches(
     return [_rank_batch(manifest, epoch, found.step.position, split, rank) for rank in ranks]
 
 
-def shard_url(manifest: Manifest, shard: int) -> str:
-    return f"{manifest.root.rstrip('/')}/{manifest.objects.key(shard)}"
-
-
 def as_json(manifest: Manifest, batches: Sequence[RankBatch]) -> list[dict[str, Any]]:
     """Every sample of every rank, as JSON values."""
     shards = np.unique(np.concatenate([batch.shard for batch in batches])).tolist()
-    urls = {shard: shard_url(manifest, shard) for shard in shards}
+    urls = {shard: manifest.object_url(shard) for shard in shards}
     return [{"rank": batch.rank, "samples": _samples(batch, urls)} for batch in batches]
 
 

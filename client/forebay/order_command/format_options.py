@@ -3,9 +3,9 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from forebay.source_urls import absolute
 from forebay_core.errors import ConfigurationError
 from forebay_core.formats import Format, Tokens, from_spec
 
@@ -58,9 +58,4 @@ def absolute_urls(sources: Sequence[str]) -> list[str]:
     """The sources as the daemon is asked for them, which has another working directory."""
     if not all(sources):
         raise ConfigurationError("SOURCE '' names no data: is a variable unset? give a URL or a path")
-    return [source if "://" in source else _absolute(source) for source in sources]
-
-
-def _absolute(path: str) -> str:
-    slash = "/" if path.endswith("/") else ""
-    return str(Path(path).expanduser().absolute()).rstrip("/") + slash
+    return [absolute(source) for source in sources]

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from rich.table import Table
 
+from forebay.order.lanes import Int64
 from forebay.order.quality import Excerpt, Figures, Quality
-from forebay.order_command.contents import Found, Int64, RankBatch
+from forebay.order_command.contents import Found, RankBatch
 from forebay_core.manifest import Manifest
 
 _SHOWN_LINES = 12
