@@ -33,11 +33,6 @@ Messages are one line: what was wrong, where, what to do. An error crosses the w
 class ForebayError(Exception):
     """Base of all errors that forebay raises on purpose."""
 
-    def __str__(self) -> str:
-        """The one line that was said, also where torch's loader has passed it on as the traceback of a worker."""
-        said = str(self.args[0]).rstrip().rpartition("\n")[2] if self.args else type(self).__name__
-        return said.removeprefix(f"{type(self).__module__}.{type(self).__qualname__}: ")
-
 
 class ConfigurationError(ForebayError, ValueError):
     """An option or argument that cannot work."""

@@ -209,6 +209,21 @@ def test_an_error_of_the_dataset_reaches_the_trainer_and_stays_until_it_iterates
         assert values(loader, 1)[0][0] % 1000 == 0
 
 
+class Refusing(Stream):
+    """One that raises an error of forebay's."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise forebay.BadObject("the shard 'a' is damaged: mend it")
+        yield 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_error_of_forebays_own_is_said_in_its_one_line(way: str) -> None:
+    with closing(a_loader(Refusing(), way)) as loader, pytest.raises(forebay.BadObject) as caught:
+        list(loader)
+    assert str(caught.value) == "the shard 'a' is damaged: mend it"
+
+
 def test_an_earlier_iterator_has_ended_and_close_can_be_followed_by_another_iteration() -> None:
     loader = a_loader(Stream(), "1 process")
     first = iter(loader)

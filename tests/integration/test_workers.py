@@ -211,6 +211,17 @@ def test_an_error_of_the_users_code_keeps_its_type_and_says_where_it_came_from(
         list(made(Numbers(20), collate_fn=lambda _: threading.Lock()))
 
 
+def refuses(worker: int) -> None:
+    raise forebay.ConfigurationError("no such thing: choose another")
+
+
+def test_an_error_of_forebays_own_in_worker_init_fn_is_said_in_its_one_line(
+    made: Callable[..., forebay.DataLoader],
+) -> None:
+    with pytest.raises(forebay.ConfigurationError, match=r"^no such thing: choose another$"):
+        ids(made(Numbers(20), worker_init_fn=refuses))
+
+
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_what_cannot_be_sent_to_a_worker_is_named(method: str, made: Callable[..., forebay.DataLoader]) -> None:
     with pytest.raises(forebay.ConfigurationError, match=rf"^collate_fn=<function .*lambda.*start by {method}"):

@@ -27,6 +27,7 @@ from forebay.loading.global_seeds import GlobalSeeds, seed_all
 from forebay.loading.link import Link
 from forebay.loading.reader import Reader, ReaderSpec, read
 from forebay.sampling import follow
+from forebay_core.errors import ForebayError
 
 OUTLIVED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """What schedulers and terminals send to a job's whole process group."""
@@ -86,7 +87,7 @@ class _Worker:
         self._seeds = GlobalSeeds(assignment.spec.seed)
         self._reader: Reader | None = None
         self._chunk = READY
-        self._failure: ExceptionWrapper | None = None
+        self._failure: Failed | ExceptionWrapper | None = None
 
     def prepare(self) -> None:
         """As torch's workers are: one thread, seeds of their own, `get_worker_info()`, the user's own function."""
@@ -99,8 +100,8 @@ class _Worker:
         try:
             if here.init is not None:
                 here.init(here.number)
-        except Exception:
-            self._failure = _raised(f"in worker_init_fn {self._at}")
+        except Exception as error:
+            self._failure = _raised(error, f"in worker_init_fn {self._at}")
         self._link.send(READY, None)
 
     def serve(self) -> None:
@@ -113,8 +114,8 @@ class _Worker:
             self._link.send(number, result)
         except EOFError:
             raise
-        except Exception:
-            self._link.send(number, _raised(f"sending what the transform or collate_fn gave {self._at}"))
+        except Exception as error:
+            self._link.send(number, _raised(error, f"sending what the transform or collate_fn gave {self._at}"))
 
     def _read(self, chunk: Chunk) -> Result:
         if self._failure is not None:
@@ -126,8 +127,8 @@ class _Worker:
             return read(self._reader, chunk)
         except Closed:
             return None
-        except Exception:
-            return _raised(f"{self._at}, epoch {chunk.epoch}, step {chunk.ends[0].step}{self._sample}")
+        except Exception as error:
+            return _raised(error, f"{self._at}, epoch {chunk.epoch}, step {chunk.ends[0].step}{self._sample}")
 
     def _is_unwanted(self) -> bool:
         return not self._desk.is_wanted(self._chunk)
@@ -146,7 +147,10 @@ class _Worker:
         return "" if sample == NO_SAMPLE else f", sample {sample}"
 
 
-def _raised(where: str) -> ExceptionWrapper:
+def _raised(error: Exception, where: str) -> Failed | ExceptionWrapper:
+    """What crosses processes of an error that is being handled."""
+    if isinstance(error, ForebayError):
+        return Failed.of(error)
     return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
 
 
