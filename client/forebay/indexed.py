@@ -13,7 +13,7 @@ from forebay.loading.engine import Feed
 from forebay.loading.indexed_reader import IndexedReaderSpec
 from forebay.loading.leases import NoLeases
 from forebay.loading.lookahead import Depth
-from forebay.order import Buckets, Order, Split, shared, spec_of
+from forebay.order import Buckets, Order, RankOrder, Split, shared, spec_of
 from forebay.order.steps import Tail
 from forebay.ordered import Ordered, checked_buckets
 from forebay.progress import Identity
@@ -33,6 +33,10 @@ class IndexedDataset(Ordered):
     """
 
     reads_ahead = False
+    _repeats = False
+    """Whether an epoch may have an index several times."""
+    _ends_with_epoch = False
+    """Whether the next epoch is only known when it is begun."""
 
     def __init__(
         self,
@@ -84,15 +88,19 @@ class IndexedDataset(Ordered):
         order = self._ordered()
         return Identity("indices", order.samples, {**spec_of(order, self.buckets), "tail": self.tail})
 
+    def _rank_order(self, split: Split) -> RankOrder:
+        """What this rank reads."""
+        return shared(self._ordered(), self.buckets, self.seed, split, self._topology().rank)
+
     def _feed(self, split: Split) -> Feed:
-        order = shared(self._ordered(), self.buckets, self.seed, split, self._topology().rank)
-        return Feed(order, NoLeases, piece_bytes=np.zeros(0, dtype=np.int64))
+        no_pieces = np.zeros(0, dtype=np.int64)
+        return Feed(self._rank_order(split), NoLeases, no_pieces, ends_with_epoch=self._ends_with_epoch)
 
     def _depth(self, split: Split) -> Depth:
         return _PLANNED
 
     def _reader_spec(self, assembly: Assembly) -> IndexedReaderSpec:
-        return IndexedReaderSpec(self.dataset, self.seed, assembly)
+        return IndexedReaderSpec(self.dataset, self.seed, assembly, self._repeats)
 
 
 def _length(dataset: Any) -> int:

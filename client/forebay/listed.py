@@ -12,14 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from forebay import progress
 from forebay.indexed import IndexedDataset
 from forebay.loading.assembly import Assembly
-from forebay.loading.engine import Feed
-from forebay.loading.indexed_reader import IndexedReaderSpec
-from forebay.loading.leases import NoLeases
 from forebay.order import BatchedOrder, ListedOrder, Listing, Lists, RankOrder, Split
 from forebay.order.lanes import Int64
 from forebay.progress import Identity, SavedState
@@ -32,6 +27,8 @@ _log = logging.getLogger("forebay")
 
 class ListedDataset(IndexedDataset):
     """`dataset[index]` for the indices of one list: each place of it exactly once an epoch over all ranks."""
+
+    _repeats = True
 
     def __init__(self, dataset: Any, indices: Int64, **options: Any) -> None:
         super().__init__(dataset, **options)
@@ -63,12 +60,8 @@ class ListedDataset(IndexedDataset):
         spec = {**current.order.spec(), "list": current.digest, "tail": self.tail}
         return Identity("indices", self.samples, spec)
 
-    def _feed(self, split: Split) -> Feed:
-        order = ListedOrder(self._lists, split, self._topology().rank)
-        return Feed(order, NoLeases, piece_bytes=np.zeros(0, dtype=np.int64))
-
-    def _reader_spec(self, assembly: Assembly) -> IndexedReaderSpec:
-        return replace(super()._reader_spec(assembly), repeats=True)
+    def _rank_order(self, split: Split) -> RankOrder:
+        return ListedOrder(self._lists, split, self._topology().rank)
 
 
 @dataclass(frozen=True)
@@ -83,6 +76,8 @@ class _Expected:
 
 class SampledDataset(IndexedDataset):
     """`dataset[index]` for the indices of the lists that a sampler draws."""
+
+    _repeats = _ends_with_epoch = True
 
     def __init__(self, dataset: Any, drawn: Drawn, **options: Any) -> None:
         super().__init__(dataset, shuffle=False, **options)
@@ -220,12 +215,6 @@ class SampledDataset(IndexedDataset):
         if self.drawn.in_batches:
             return BatchedOrder(self._lists, split)
         return ListedOrder(self._lists, split, self._topology().rank)
-
-    def _feed(self, split: Split) -> Feed:
-        return Feed(self._rank_order(split), NoLeases, piece_bytes=np.zeros(0, dtype=np.int64), ends_with_epoch=True)
-
-    def _reader_spec(self, assembly: Assembly) -> IndexedReaderSpec:
-        return replace(super()._reader_spec(assembly), repeats=True)
 
 
 def _encoded(digest: str, rank: int | None) -> dict[str, Any]:
