@@ -9,7 +9,7 @@ loader was told.
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any
 
 from torch.utils.data import IterableDataset
 
@@ -102,7 +102,7 @@ def settle(ordered: Ordered | DelegatedDataset, wanted: Wanted) -> None:
     ordered._ranks = ordered._ranks if wanted.ranks == Ranks() else wanted.ranks
     ordered.extras = ordered.extras or wanted.extras or ()
     if wanted.address is not None:
-        cast("Any", ordered).address = wanted.address
+        ordered.address = wanted.address
 
 
 def _delegated(dataset: Any, wanted: Wanted) -> DelegatedDataset:
@@ -234,14 +234,14 @@ def _agreed(dataset: Ordered, wanted: Wanted) -> Ordered:
     if wanted.drop_last and dataset.tail == "pad":
         raise ConfigurationError("drop_last=True here, tail='pad' in the dataset: leave one of them out")
     if wanted.seed is not None:
-        _same("seed", wanted.seed, getattr(dataset, "seed", None))
+        _same("seed", wanted.seed, dataset.seed)
     if wanted.tail is not None and dataset.tail != "even":
         _same("tail", wanted.tail, dataset.tail)
     if wanted.ranks != Ranks() and dataset._ranks != Ranks():
         _same("rank and world_size", wanted.ranks, dataset._ranks)
     if wanted.extras is not None and dataset.extras:
         _same("extras", wanted.extras, dataset.extras)
-    if wanted.buckets is not None and wanted.buckets is not getattr(dataset, "buckets", None):
+    if wanted.buckets is not None and wanted.buckets is not dataset.buckets:
         raise ConfigurationError("buckets= here is for a map-style dataset: give it to the StreamingDataset instead")
     _address(dataset, wanted.address)
     wanted.batch_size_beside(dataset.batch_size)
@@ -255,20 +255,20 @@ def _same(name: str, here: object, theirs: object) -> None:
 
 
 def _address(dataset: Ordered, address: str | None) -> None:
-    theirs = getattr(dataset, "address", None)
+    theirs = dataset.address
     if address is None or address == theirs:
         return
-    if theirs is not None or getattr(dataset, "_stream", None) is not None:
+    if theirs is not None or dataset.is_open:
         raise ConfigurationError(
             f"address={address!r} here, {theirs!r} in the StreamingDataset, or it is open already: give it there"
         )
 
 
 def _check_shuffle(dataset: Ordered, wanted: Wanted) -> None:
-    theirs: Shuffle | Literal[True] = getattr(dataset, "shuffle", True)
-    if wanted.shuffle is not None and bool(wanted.shuffle) != bool(theirs):
+    if wanted.shuffle is not None and bool(wanted.shuffle) != bool(dataset.shuffle):
         raise ConfigurationError(
-            f"shuffle={wanted.shuffle} here, shuffle={theirs!r} in the StreamingDataset: give it in the dataset"
+            f"shuffle={wanted.shuffle} here, shuffle={dataset.shuffle!r} in the StreamingDataset: give it in the "
+            f"dataset"
         )
 
 

@@ -117,6 +117,11 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         self._open()
 
     @property
+    def is_open(self) -> bool:
+        """Whether the daemon was asked already, so that its address is settled."""
+        return self._stream is not None
+
+    @property
     def samples(self) -> int:
         """Samples of a whole epoch, over all ranks."""
         return self._open().samples

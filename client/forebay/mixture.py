@@ -92,14 +92,14 @@ class Mixture(Ordered, IterableDataset[Any]):
         return addresses.pop() if len(addresses) == 1 else None
 
     @address.setter
-    def address(self, address: str) -> None:
+    def address(self, address: str | None) -> None:
         for source in self.sources.values():
             source.address = source.address or address
 
     @property
-    def _stream(self) -> Stream | None:
-        """A source that is open, and so has its daemon, if any is."""
-        return next((source._stream for source in self.sources.values() if source._stream is not None), None)
+    def is_open(self) -> bool:
+        """Whether any source is, and so has its daemon."""
+        return any(source.is_open for source in self.sources.values())
 
     def open(self) -> None:
         """Asks the daemon for all sources now instead of at the first use, so that what is wrong with them shows."""

@@ -22,6 +22,7 @@ from forebay.loading.engine import Engine, Feed
 from forebay.loading.lookahead import Depth
 from forebay.loading.reader import ReaderSpec
 from forebay.order import Buckets, RankOrder, Split
+from forebay.order.options import Shuffle
 from forebay.order.steps import Tail
 from forebay.progress import Identity, Progress, SavedState
 from forebay.reporting import ReportTo
@@ -42,6 +43,12 @@ class Ordered(ABC):
 
     reads_ahead = True
     """Whether a thread of this process may read while the trainer does something else."""
+    seed: int
+    shuffle: Shuffle | bool = True
+    """What a loader's own `shuffle=` must agree with."""
+    buckets: Buckets | None = None
+    address: str | None = None
+    """Socket of the daemon, as far as it was given."""
 
     def __init__(self, *, batch_size: int | None, tail: Tail, ranks: Ranks, extras: tuple[str, ...] = ()) -> None:
         Split(1, 1, tail)
@@ -52,6 +59,11 @@ class Ordered(ABC):
         self._ranks = ranks
         self._progress = Progress()
         self._playback = Playback(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a daemon was asked already, so that its address is settled."""
+        return False
 
     @property
     @abstractmethod
