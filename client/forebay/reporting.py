@@ -1,10 +1,11 @@
 """Logs where the time went to MLflow, without ever slowing, stopping or holding up training.
 
 The loader calls `record` on the trainer's thread for every batch: it appends to a bounded queue and returns. One thread
-of our own wakes once a window, turns what the queue holds into metrics (`summarise`, which is pure) and sends them with
-MLflow's synchronous client. Whatever goes wrong there costs metrics and nothing else: a queue that is full and a server
-that is down drop timings, which are counted, and one warning says so. MLflow's own asynchronous logging is not used:
-its queue has no bound, it hangs after a fork, and it blocks the exit.
+of our own wakes once a window, turns what the queue holds into metrics (`summarise`, which is pure) and sends those of
+several windows together with MLflow's synchronous client: a call costs as much as a hundred metrics. Whatever goes
+wrong there costs metrics and nothing else: a queue that is full and a server that is down drop timings, which are
+counted, and one warning says so. MLflow's own asynchronous logging is not used: its queue has no bound, it hangs after
+a fork, and it blocks the exit.
 
 The active run is looked up on the caller's thread, because MLflow keeps it per thread. A forked child inherits the
 object and not the thread, so it never logs.
@@ -34,8 +35,14 @@ _log = logging.getLogger("forebay.reporting")
 
 #: Above this rate of batches one metric per batch would take a noticeable share of a core; below it every batch counts.
 MAX_BATCHES_PER_SECOND = 20.0
+#: From here on the trainer was blocked for a batch, and where that time went is worth its metrics; at the highest rate
+#: it is a fiftieth of the time from one batch to the next.
+BLOCKED_SECONDS = 0.001
 #: What MLflow accepts in one call.
 METRICS_PER_CALL = 1000
+#: How long metrics wait for others while batches come; the first window is sent at once, and so is the rest when none
+#: come any more. Nobody looks more often.
+SEND_SECONDS = 10.0
 #: About eight minutes at the highest rate that is logged batch by batch: longer than the client's own retries.
 QUEUE_TIMINGS = 10_000
 ReportTo: TypeAlias = Literal["auto", "mlflow"] | None
@@ -61,16 +68,18 @@ class MetricSink(Protocol):
 def summarise(timings: Sequence[BatchTiming], since: float | None) -> list[Metric]:
     """The metrics of one window of timings, oldest first.
 
-    `since` is when the batch before the window was handed over, in seconds since the epoch; None at the start. Every
-    batch has its own metrics up to `MAX_BATCHES_PER_SECOND`, above that the window has their means, and p95 and maximum
-    of `fetch_seconds`. The window's stall fraction and rate of samples always come.
+    `since` is when the batch before the window was handed over, in seconds since the epoch; None at the start. Up to
+    `MAX_BATCHES_PER_SECOND` every batch has its own `fetch_seconds`, and its parts too where it is the slowest of the
+    window or blocked the trainer for `BLOCKED_SECONDS`: a metric costs CPU, and the parts of what did not block say
+    nothing. Above that rate the window has the means, and p95 and maximum of `fetch_seconds`. So where a step has
+    parts, they add up to its `fetch_seconds`. The window's stall fraction and rate of samples always come.
     """
     if not timings:
         return []
     start = timings[0].at - timings[0].fetch_seconds if since is None else since
     span_seconds = max(timings[-1].at - start, 1e-9)
     if len(timings) <= max(1.0, MAX_BATCHES_PER_SECOND * span_seconds):
-        metrics = [metric for timing in timings for metric in _batch_metrics(timing)]
+        metrics = _batch_metrics(timings)
     else:
         metrics = _window_metrics(timings)
     blocked_seconds = sum(timing.fetch_seconds for timing in timings)
@@ -82,9 +91,13 @@ def summarise(timings: Sequence[BatchTiming], since: float | None) -> list[Metri
     ]
 
 
-def _batch_metrics(timing: BatchTiming) -> list[Metric]:
-    parts = [Metric(f"fetch/{part}", getattr(timing, part), timing.step, timing.at) for part in _PARTS]
-    return [Metric("fetch_seconds", timing.fetch_seconds, timing.step, timing.at), *parts]
+def _batch_metrics(timings: Sequence[BatchTiming]) -> list[Metric]:
+    slowest = max(timings, key=lambda timing: timing.fetch_seconds)
+    metrics = [Metric("fetch_seconds", timing.fetch_seconds, timing.step, timing.at) for timing in timings]
+    for timing in timings:
+        if timing.fetch_seconds >= BLOCKED_SECONDS or timing is slowest:
+            metrics += [Metric(f"fetch/{part}", getattr(timing, part), timing.step, timing.at) for part in _PARTS]
+    return metrics
 
 
 def _window_metrics(timings: Sequence[BatchTiming]) -> list[Metric]:
@@ -164,6 +177,9 @@ class _Outbox:
         self._queue: deque[BatchTiming] = deque()
         self._stopping = threading.Event()
         self._since: float | None = None
+        self._unsent: list[Metric] = []
+        self._unsent_timings = 0
+        self._due_at = 0.0
         self._failing = False
         self._sending_since: float | None = None
         self._owner = os.getpid()
@@ -195,15 +211,31 @@ class _Outbox:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._window_seconds):
-            self._send_window()
-        self._send_window()
+            self._turn(time.monotonic())
+        self._take_window()
+        self._send()
 
-    def _send_window(self) -> None:
+    def _turn(self, now: float) -> None:
+        """A window has passed: sends what is due, all of it where nothing more comes."""
+        if not self._take_window() or now >= self._due_at:
+            self._due_at = now + SEND_SECONDS
+            self._send()
+
+    def _take_window(self) -> bool:
+        """Turns the queue into metrics; whether there was anything in it."""
         timings = [self._queue.popleft() for _ in range(len(self._queue))]
-        metrics = summarise(timings, self._since)
         if not timings:
-            return
+            return False
+        self._unsent += summarise(timings, self._since)
+        self._unsent_timings += len(timings)
         self._since = timings[-1].at
+        return True
+
+    def _send(self) -> None:
+        metrics, timings = self._unsent, self._unsent_timings
+        if not metrics:
+            return
+        self._unsent, self._unsent_timings = [], 0
         self._sending_since = time.monotonic()
         try:
             for start in range(0, len(metrics), METRICS_PER_CALL):
@@ -211,7 +243,7 @@ class _Outbox:
             self._failing = False
         except Exception as error:
             self._failing = True
-            self._drop(len(timings), str(error).partition("\n")[0] or type(error).__name__)
+            self._drop(timings, str(error).partition("\n")[0] or type(error).__name__)
         finally:
             self._sending_since = None
 

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from forebay.reporting import QUEUE_TIMINGS, Metric, MlflowReporter, summarise
+from forebay.reporting import BLOCKED_SECONDS, QUEUE_TIMINGS, SEND_SECONDS, Metric, MlflowReporter, summarise
 from forebay.timing import BatchTiming
 from forebay_core.errors import ConfigurationError
 
@@ -31,6 +33,11 @@ def timing(step: int, at: float, fetch_seconds: float = 0.011) -> BatchTiming:
         samples=32,
         at=at,
     )
+
+
+def _five(parts: list[float]) -> tuple[float, float, float, float, float]:
+    remote_wait, read, transform, collate, queue = parts
+    return remote_wait, read, transform, collate, queue
 
 
 def by_name(metrics: Sequence[Metric]) -> dict[str, list[Metric]]:
@@ -84,6 +91,40 @@ def test_slow_batches_are_logged_one_by_one_with_parts_that_add_up() -> None:
     assert "fetch_seconds/p95" not in metrics
 
 
+def test_a_run_without_stalls_costs_one_metric_a_batch_and_the_parts_of_the_slowest_of_a_window() -> None:
+    fetch_seconds = [0.0004, 0.0009, 0.0002, 0.0003] * 10
+    timings = [timing(step, at=100.0 + step * 0.05, fetch_seconds=each) for step, each in enumerate(fetch_seconds)]
+    metrics = summarise(timings, since=99.95)
+    assert len(metrics) == 40 + 5 + 2
+    grouped = by_name(metrics)
+    assert [m.value for m in grouped["fetch_seconds"]] == fetch_seconds
+    assert [m.step for m in grouped["fetch/queue"]] == [1]
+
+
+@given(
+    parts=st.lists(
+        st.lists(st.one_of(st.just(0.0), st.floats(0, 0.01)), min_size=5, max_size=5), min_size=1, max_size=80
+    ),
+    period_seconds=st.sampled_from([0.02, 0.05, 1.0]),
+)
+def test_parts_add_up_wherever_they_are_logged_and_are_logged_wherever_the_trainer_was_blocked(
+    parts: list[list[float]], period_seconds: float
+) -> None:
+    timings = [
+        BatchTiming(step, sum(each), *_five(each), 8, 100.0 + step * period_seconds) for step, each in enumerate(parts)
+    ]
+    grouped = by_name(summarise(timings, since=100.0 - period_seconds))
+    whole = {m.step: m.value for m in grouped["fetch_seconds"]}
+    logged = {name: {m.step: m.value for m in grouped[name]} for name in [*PARTS, "fetch/queue"]}
+    steps = set(logged["fetch/queue"])
+    assert all(set(values) == steps for values in logged.values())
+    for step in steps:
+        assert sum(values[step] for values in logged.values()) == pytest.approx(whole[step])
+    if len(whole) == len(timings):
+        assert {step for step, seconds in whole.items() if seconds >= BLOCKED_SECONDS} <= steps
+        assert max(whole, key=lambda step: whole[step]) in steps
+
+
 def test_fast_batches_are_summarised_per_window() -> None:
     timings = [timing(step, at=100.0 + step * 0.01, fetch_seconds=0.010 + step * 1e-4) for step in range(100)]
     metrics = by_name(summarise(timings, since=99.99))
@@ -121,6 +162,21 @@ def test_close_sends_what_is_left_in_calls_of_at_most_1000_metrics() -> None:
     reporter.close()
     assert [m.step for m in by_name(sink.metrics)["fetch_seconds"]] == list(range(1500))
     assert reporter.dropped == 0
+
+
+def test_windows_are_sent_together_but_the_first_and_the_last_at_once() -> None:
+    calls: list[list[int]] = []
+    reporter = MlflowReporter(
+        lambda metrics: calls.append([m.step for m in metrics if m.name == "fetch_seconds"]), window_seconds=3600
+    )
+    for step, now in enumerate((0.0, 2.0, SEND_SECONDS - 0.1, SEND_SECONDS, SEND_SECONDS + 2.0)):
+        reporter.record(timing(step, at=now))
+        reporter._outbox._turn(now)
+    assert calls == [[0], [1, 2, 3]]
+    reporter._outbox._turn(SEND_SECONDS + 4.0)
+    reporter._outbox._turn(SEND_SECONDS + 6.0)
+    assert calls == [[0], [1, 2, 3], [4]]
+    reporter.close()
 
 
 def test_close_is_idempotent_and_later_timings_are_ignored() -> None:
