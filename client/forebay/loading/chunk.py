@@ -56,6 +56,7 @@ class Chunk:
     ends: one for each step.
     files: every piece of the chunk.
     begin, end: the positions over all epochs before and after it, by which readers close what nobody wants any more.
+    is_frugal: the cache is small: whoever reads it closes everything else first.
     """
 
     epoch: int
@@ -69,6 +70,7 @@ class Chunk:
     files: tuple[PieceFile, ...]
     begin: int
     end: int
+    is_frugal: bool = False
 
     def with_files(self, files: tuple[PieceFile, ...]) -> "Chunk":
         """The same samples in other places."""

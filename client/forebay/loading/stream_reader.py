@@ -112,6 +112,8 @@ class StreamReader:
         """The chunk's batches, each read when asked for. `PieceGone` and `StillFilling` only come before the first."""
         clock = Clock()
         self._pieces.pass_by(chunk.begin)
+        if chunk.is_frugal:
+            self._pieces.keep(file.piece for file in chunk.files)
         try:
             opened = self._open(chunk, clock)
         except PieceGone:
@@ -130,8 +132,11 @@ class StreamReader:
             data = self._batch(gathering, attempt, clock)
             if in_place:
                 self._pieces.check_in_place(in_place)
+            if end is chunk.ends[-1]:
+                opened.clear()
+                in_place.clear()
+                self._pieces.pass_by(chunk.end)
             yield Batch(data, end, stop - start, clock.take(), attempt.skipped)
-        self._pieces.pass_by(chunk.end)
 
     def close(self) -> None:
         """Unmaps everything."""
@@ -151,6 +156,7 @@ class StreamReader:
 
     def _open(self, chunk: Chunk, clock: Clock) -> dict[int, OpenPiece]:
         opened = {}
+        self._pieces.make_room(chunk.files)
         for file in chunk.files:
             piece = self._pieces.get(file)
             if piece is None:
