@@ -1,11 +1,12 @@
 """How mixed are the batches of class-sorted data, against a true permutation and MosaicML's algorithms?
 
-No timing: figures of the orders themselves. ImageNet's shape: 1,281,167 samples in 1000 classes, stored class after
-class, in batches of 256 on one rank. Twice, because the window's default depends on how large samples are: as JPEGs of
-110 KB (4387 pieces), and as 12 KB (64 × 64 × 3) arrays (469 pieces). Each loader has its own default shard or piece
-size (ours 32 MiB, MosaicML's 64 MiB), and what else it does where nothing is chosen. MosaicML's default block is 4
-million samples a node, more than there are here, so its py1e needs the whole dataset in the cache; "as wide" gives it
-a block of as many samples as our window mixes.
+No timing: figures of the orders themselves. 1000 classes, stored class after class, in batches of 256 on one rank.
+ImageNet's shape of 1,281,167 samples as JPEGs of 110 KB, and because the window's default depends on how large samples
+are, 10 times as many of 12 KB (64 × 64 × 3 arrays) and 20 times as many of 2 KB, so that there are thousands of pieces
+in each case. Each loader has its own default shard or piece size (ours as `Tokens` and `Parquet` have it, MosaicML's 64
+MiB), and what else it does where nothing is chosen. MosaicML's default block is 4 million samples a node, more than
+there are JPEGs here, so its py1e needs all of them in the cache; "as wide" gives it a block of as many samples as our
+window mixes.
 """
 
 import argparse
@@ -24,14 +25,17 @@ from benchmarks.contenders import PEERS_ENVIRONMENT, ROOT
 from benchmarks.shape import Report, Row, Target, describe_machine, main
 from forebay.order import Order, Split
 from forebay.order.options import Shuffle
+from forebay_core.formats import Parquet
 
-SAMPLES, CLASSES, BATCH = 1_281_167, 1000, 256
-PIECE_BYTES, MDS_SHARD_BYTES = 32 << 20, 64 << 20
+IMAGENET_SAMPLES, CLASSES, BATCH = 1_281_167, 1000, 256
+PIECE_BYTES, MDS_SHARD_BYTES = Parquet().piece_bytes, 64 << 20
 ALGORITHMS = ("py1e", "py1br", "py2s", "naive")
-QUESTION = "How many classes has a batch of 256 of class-sorted data (1.28M samples, 1000 classes)?"
+QUESTION = "How many classes has a batch of 256 of class-sorted data (1000 classes)?"
 TARGETS = {
     "global_classes_vs_permutation": Target(at_least=0.99, at_most=1.01),
-    "window_classes_vs_py1e": Target(at_least=0.9),
+    **dict.fromkeys(
+        ("window_classes_vs_py1e", "window_classes_vs_py1e_12288", "window_classes_vs_py1e_2048"), Target(at_least=0.9)
+    ),
 }
 
 Ids = npt.NDArray[np.int64]
@@ -43,15 +47,24 @@ class Data:
 
     name: str
     sample_bytes: int
+    samples: int
 
     def shard_rows(self, shard_bytes: int) -> list[int]:
         """Rows of the shards, all full but the last."""
         each = shard_bytes // self.sample_bytes
-        full, rest = divmod(SAMPLES, each)
+        full, rest = divmod(self.samples, each)
         return [each] * full + [rest] * (rest > 0)
 
+    def class_of(self, ids: Ids) -> Ids:
+        """The class of samples that are stored class after class."""
+        return ids * CLASSES // self.samples
 
-DATA = (Data("JPEGs of 110 KB", 110_000), Data("arrays of 12 KB", 64 * 64 * 3))
+
+DATA = (
+    Data("JPEGs of 110 KB", 110_000, IMAGENET_SAMPLES),
+    Data("arrays of 12 KB", 64 * 64 * 3, 10 * IMAGENET_SAMPLES),
+    Data("records of 2 KB", 2048, 20 * IMAGENET_SAMPLES),
+)
 
 
 @dataclass(frozen=True)
@@ -78,17 +91,12 @@ class Quality:
         return cls(float(distinct.mean()), int(distinct[0]), int(distinct.min()), float(most.mean()), int(most.max()))
 
 
-def class_of(ids: Ids) -> Ids:
-    """The class of samples that are stored class after class."""
-    return ids * CLASSES // SAMPLES
-
-
 def our_order(data: Data, shuffle: Shuffle) -> tuple[Order, Ids]:
     """An order at its defaults, and the sample ids of its first epoch."""
     rows = data.shard_rows(PIECE_BYTES)
-    order = Order(rows, seed=0, shuffle=shuffle, total_bytes=SAMPLES * data.sample_bytes)
+    order = Order(rows, seed=0, shuffle=shuffle, total_bytes=data.samples * data.sample_bytes)
     split = Split(1, BATCH, "even")
-    return order, order.epoch(0).plan(0, split.steps(SAMPLES), split=split, rank=0).sample_id
+    return order, order.epoch(0).plan(0, split.steps(data.samples), split=split, rank=0).sample_id
 
 
 def their_orders(data: Data, as_wide: int, environment: Path) -> tuple[dict[str, Ids], str]:
@@ -127,15 +135,19 @@ def _qualities(data: Data, environment: Path) -> tuple[dict[str, Quality], str, 
     window, ids = our_order(data, "window")
     mixed = window.window * window.lanes
     orders = {
-        "permutation": np.random.default_rng(0).permutation(SAMPLES),
+        "permutation": np.random.default_rng(0).permutation(data.samples),
         "forebay global": our_order(data, "global")[1],
         f"forebay window ({mixed} samples mixed)": ids,
     }
     theirs, said = their_orders(data, mixed, environment)
     for name, order in {**orders, **theirs}.items():
-        assert len(np.unique(order)) == SAMPLES, f"{name} leaves samples out"
+        assert np.bincount(order, minlength=data.samples).all(), f"{name} leaves samples out"
     named = {**orders, **{f"MosaicML {name}": order for name, order in theirs.items()}}
-    return {name: Quality.of(class_of(order), BATCH) for name, order in named.items()}, "" if theirs else said, said
+    return (
+        {name: Quality.of(data.class_of(order), BATCH) for name, order in named.items()},
+        "" if theirs else said,
+        said,
+    )
 
 
 def _ratios(qualities: Mapping[str, Quality]) -> dict[str, float]:

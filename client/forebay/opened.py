@@ -4,6 +4,7 @@ Internal. A `StreamingDataset` makes one when something must be known of the dat
 """
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,12 +15,13 @@ from forebay.loading.engine import Feed
 from forebay.loading.leases import SessionLeases
 from forebay.loading.lookahead import Depth
 from forebay.loading.places import shard_row
-from forebay.order import Buckets, Order, OrderOptions, Pieces, Selection, Split, shared, spec_of
+from forebay.order import Buckets, Order, OrderOptions, Pieces, RankOrder, Selection, Split, shared, spec_of
 from forebay.order.options import Shuffle
 from forebay.order.steps import Tail
 from forebay.progress import Identity
 from forebay.session import Session
-from forebay.topology import Topology
+from forebay.small_cache import SmallCacheWarning
+from forebay.topology import Topology, nodes
 from forebay_core.errors import EmptyDataset, ForebayError
 from forebay_core.formats import Format
 from forebay_core.manifest import Manifest
@@ -70,6 +72,13 @@ class StreamNames:
         """The shard's URL and the rows."""
         shard, row = shard_row(self.manifest, piece, 0)
         return f"rows {row}–{row + int(self.manifest.piece_rows[piece]) - 1} of {shard}"
+
+    def capacity_bytes(self) -> int:
+        """How large the daemon's cache is, asked now; 0 where it does not say."""
+        try:
+            return sum(disk.capacity_bytes for disk in self.client.status_now().disks)
+        except ForebayError:
+            return 0
 
     def daemon(self) -> str:
         """What the daemon is at, asked now."""
@@ -161,11 +170,23 @@ class Stream:
     def feed(self, split: Split, here: Topology, source: str) -> Feed:
         """What an engine reads from."""
         label = f"rank {here.rank} of {here.world_size}: {source}"
+
+        def read(order: Order) -> RankOrder:
+            return shared(order, self.order_spec.buckets, self.order_spec.seed, split, here.rank)
+
         return Feed(
-            order=shared(self.order, self.order_spec.buckets, self.order_spec.seed, split, here.rank),
+            order=read(self.order),
             connect=lambda: self.leases(label),
             piece_bytes=self.manifest.piece_decoded_bytes,
             names=self.names,
+            note=shared_lanes(self.order, nodes(here, os.environ)) if here.rank == 0 else "",
+            on_small_cache=SmallCacheWarning(
+                read(self.order),
+                self.manifest.piece_decoded_bytes,
+                window=None if self.order.algorithm == "global-1" else self.order.window,
+                with_window=lambda window: read(self.with_window(window).order),
+                capacity_bytes=self.names.capacity_bytes,
+            ),
         )
 
     def leases(self, label: str) -> SessionLeases:
@@ -188,3 +209,13 @@ def depth_of(sample_bytes: float, split: Split) -> Depth:
     step_bytes = max(1, int(sample_bytes * step_samples))
     steps = max(_LEAST_AHEAD, min(_MOST_AHEAD, _AHEAD_BYTES // step_bytes))
     return Depth(steps=steps, chunk_steps=steps // 2)
+
+
+def shared_lanes(order: Order, nodes: int | None) -> str:
+    """What is to be said where several nodes read one lane; nothing where none do, or the lanes have no meaning."""
+    if nodes is None or nodes <= order.lanes or order.algorithm == "global-1":
+        return ""
+    return (
+        f"{nodes} nodes share the order's {order.lanes} lanes, so each piece is fetched about "
+        f"{nodes / order.lanes:.3g} times in an epoch: a new run may have order=forebay.OrderOptions(lanes={nodes})"
+    )

@@ -5,6 +5,7 @@ where) and a `ReaderSpec` (how a worker reads them), and puts an engine between 
 constructor; used on the trainer's thread alone.
 """
 
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,7 @@ from forebay.topology import Ranks, Topology
 from forebay_core.errors import ConfigurationError, StateError
 
 WHOLE = Length()
+_log = logging.getLogger("forebay")
 
 
 class Ordered(ABC):
@@ -165,6 +167,8 @@ class Ordered(ABC):
 
         def start() -> Readout:
             feed = self._feed(split)
+            if feed.note:
+                _log.info(feed.note)
             engine = Engine(feed, delivery(), depth, stall_warning_seconds=how.stall_warning_seconds)
             return Readout(engine, self._progress, feed.order, skips=how.skips, enter=lambda: self._enter(split))
 

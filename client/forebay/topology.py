@@ -69,6 +69,15 @@ class Ranks:
         return _of_default_group() or _from_environment(environment) or Topology(0, 1)
 
 
+def nodes(here: Topology, environment: Mapping[str, str]) -> int | None:
+    """On how many nodes the ranks of the data-parallel group run; None where no torchrun says."""
+    try:
+        per_node, processes = int(environment["LOCAL_WORLD_SIZE"]), int(environment["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return None
+    return min(here.world_size, -(-processes // per_node)) if 0 < per_node <= processes else None
+
+
 def _of_mesh(mesh: Any) -> Topology:
     coordinate = mesh.get_coordinate()
     if coordinate is None:

@@ -34,7 +34,7 @@ class ServerConfig:
     idle_seconds: float = 300.0
     read_in_place: Literal["auto", "never"] = "auto"
     #: Each fill has several ranged GETs in flight, so a few fill a network link; more only delay the next one.
-    prefetch_fills: int = 4
+    prefetch_fills: int = 16
     #: For pieces that are decoded in memory: some ten of usual size at once, as many as there are threads for.
     fill_memory_bytes: int = 1 << 30
     log_level: str = "info"

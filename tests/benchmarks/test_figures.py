@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.bench_overhead import Turn, differences
-from benchmarks.bench_shuffle import BATCH, DATA, SAMPLES, Quality, class_of, our_order
+from benchmarks.bench_shuffle import BATCH, DATA, Quality, our_order
 
 
 def test_the_quality_of_an_order_is_that_of_counting_each_batch() -> None:
@@ -27,15 +27,17 @@ def test_batches_of_one_class_and_of_all_different_classes_are_the_extremes() ->
 
 
 def test_classes_follow_one_another_and_are_equally_large() -> None:
-    counts = np.bincount(class_of(np.arange(SAMPLES)))
+    data, ids = DATA[0], np.arange(DATA[0].samples)
+    counts = np.bincount(data.class_of(ids))
     assert len(counts) == 1000
     assert counts.max() - counts.min() <= 1
-    assert (np.diff(class_of(np.arange(SAMPLES))) >= 0).all()
+    assert (np.diff(data.class_of(ids)) >= 0).all()
 
 
 def test_the_global_shuffle_mixes_classes_as_a_permutation_does() -> None:
-    permutation = Quality.of(class_of(np.random.default_rng(0).permutation(SAMPLES)), BATCH)
-    ours = Quality.of(class_of(our_order(DATA[0], "global")[1]), BATCH)
+    data = DATA[0]
+    permutation = Quality.of(data.class_of(np.random.default_rng(0).permutation(data.samples)), BATCH)
+    ours = Quality.of(data.class_of(our_order(data, "global")[1]), BATCH)
     assert ours.classes == pytest.approx(permutation.classes, rel=0.01)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forebay.topology import Ranks, Topology
+from forebay.topology import Ranks, Topology, nodes
 from forebay_core.errors import ConfigurationError
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}
@@ -30,3 +30,22 @@ def test_half_a_topology_or_one_that_does_not_exist_is_refused(rank: int | None,
 def test_an_environment_that_makes_no_sense_is_refused(environment: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError):
         Ranks().resolve(environment)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "environment", "expected"),
+    [
+        (64, {"WORLD_SIZE": "64", "LOCAL_WORLD_SIZE": "8"}, 8),
+        (60, {"WORLD_SIZE": "60", "LOCAL_WORLD_SIZE": "8"}, 8),
+        (8, {"WORLD_SIZE": "64", "LOCAL_WORLD_SIZE": "8"}, 8),
+        (4, {"WORLD_SIZE": "64", "LOCAL_WORLD_SIZE": "8"}, 4),
+        (64, {"WORLD_SIZE": "64"}, None),
+        (64, {}, None),
+        (64, {"WORLD_SIZE": "64", "LOCAL_WORLD_SIZE": "0"}, None),
+        (64, {"WORLD_SIZE": "64", "LOCAL_WORLD_SIZE": "many"}, None),
+    ],
+)
+def test_the_nodes_of_a_job_are_counted_where_torchrun_says_how(
+    world_size: int, environment: dict[str, str], expected: int | None
+) -> None:
+    assert nodes(Topology(0, world_size), environment) == expected

@@ -309,6 +309,56 @@ def test_a_dataset_larger_than_the_cache_is_read_whole(loader: dict[str, Any], h
         assert stored <= 2 << 20
 
 
+@pytest.mark.parametrize(
+    "loader", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "thread"}], ids=["in process", "2", "threads"]
+)
+def test_an_order_that_mixes_more_than_the_cache_holds_is_read_whole_and_the_log_says_what_would_hold_it(
+    loader: dict[str, Any], home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_tokens(home / "tokens" / "a.bin", samples=800, sequence_length=512)
+    options = {
+        "format": forebay.Tokens(sequence_length=512, dtype="int32", piece_bytes=64 << 10),
+        "columns": None,
+        "order": forebay.OrderOptions(lanes=2),
+    }
+    with (
+        daemon(home, "--capacity", "800KiB", "--read-in-place", "never") as node,
+        job(
+            str(home / "tokens"), str(node.socket), world_size=1, batch_size=4, dataset=options, loader=loader
+        ) as ranks,
+    ):
+        ranks.run()
+        assert sorted(sample for _, _, sample in ranks.seen) == list(range(800))
+        ranks.run(5)
+    (said,) = [record.getMessage() for record in caplog.records if "mixes" in record.getMessage()]
+    assert "the order mixes about 1.56 MiB at a time and the cache gives this loader 400 KiB" in said
+    assert "--capacity of at least 3200KiB, or order=forebay.OrderOptions(window=" in said
+
+
+def test_nodes_that_share_lanes_are_told_once_how_often_pieces_are_fetched(
+    data: Path, node: Daemon, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", "forebay")
+    monkeypatch.setenv("WORLD_SIZE", "24")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    for lanes, says in ((4, ["12 nodes share the order's 4 lanes, so each piece is fetched about 3 times"]), (12, [])):
+        caplog.clear()
+        stream = forebay.StreamingDataset(
+            str(data),
+            format=DATASET["format"],
+            order=forebay.OrderOptions(lanes=lanes),
+            rank=0,
+            world_size=24,
+            address=str(node.socket),
+        )
+        loader = forebay.DataLoader(stream, 2)
+        for _ in range(2):
+            next(iter(loader))
+        loader.close()
+        found = [record.getMessage() for record in caplog.records if "share the order's" in record.getMessage()]
+        assert [text[: len(says[0])] for text in found] == says if says else found == []
+
+
 def test_a_piece_that_cannot_fit_is_one_clear_error(home: Path) -> None:
     write_tokens(home / "tokens" / "a.bin", samples=2000, sequence_length=512)
     fmt = forebay.Tokens(sequence_length=512, dtype="int32", piece_bytes=4 << 20)

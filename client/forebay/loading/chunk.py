@@ -57,6 +57,7 @@ class Chunk:
     files: every piece of the chunk.
     source, source_epoch: of each sample of a mixture, [samples]; None for one dataset, whose epoch is `epoch`.
     begin, end: the positions over all epochs before and after it, by which readers close what nobody wants any more.
+    is_frugal: the cache is small: whoever reads it closes everything else first.
     """
 
     epoch: int
@@ -70,6 +71,7 @@ class Chunk:
     files: tuple[PieceFile, ...]
     begin: int
     end: int
+    is_frugal: bool = False
     source: Int64 | None = None
     source_epoch: Int64 | None = None
 

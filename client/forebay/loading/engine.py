@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from forebay.loading.chunk import Batch, Closed, Int64
 from forebay.loading.delivery import Delivery
 from forebay.loading.leases import Leases
-from forebay.loading.lookahead import Depth, Lookahead
+from forebay.loading.lookahead import Depth, Lookahead, OnSmallCache
 from forebay.loading.stall_watch import StallWatch
 from forebay.loading.waits import Names, NoNames, explain
 from forebay.order import RankOrder
@@ -29,6 +29,8 @@ class Feed:
     piece_bytes: int64 [pieces], how large each piece is, as the manifest states it; empty for an order without pieces.
     names: what a warning calls the pieces, and the daemon's own word.
     ends_with_epoch: the next epoch is only known when the trainer begins it, so nothing is planned beyond its border.
+    note: what the log says when reading begins, if anything.
+    on_small_cache: told when the cache has no room for what the order mixes; see `Lookahead`.
     """
 
     order: RankOrder
@@ -36,6 +38,8 @@ class Feed:
     piece_bytes: Int64
     names: Names = field(default_factory=NoNames)
     ends_with_epoch: bool = False
+    note: str = ""
+    on_small_cache: OnSmallCache = lambda *_: None
 
 
 class Engine:
@@ -63,6 +67,7 @@ class Engine:
             start=(epoch, position),
             depth=self._depth,
             ends_with_epoch=self._feed.ends_with_epoch,
+            on_small_cache=self._feed.on_small_cache,
         )
         self._delivery.start(self._lookahead)
         self._lookahead.start()

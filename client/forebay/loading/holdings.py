@@ -43,6 +43,8 @@ class Holdings:
     def __init__(self, piece_bytes: Int64) -> None:
         self._piece_bytes = piece_bytes
         self._bytes = 0
+        #: Whether something that is held takes room in the cache. Nothing does where all is read in place.
+        self._takes_room = False
         #: The position at which the next piece is passed.
         self.next_end = NEVER
         self._files: dict[int, PieceFile] = {}
@@ -50,17 +52,28 @@ class Holdings:
         self._by_end: list[tuple[int, int]] = []
         self._pending: set[int] = set()
 
-    def missing(self, pieces: Sequence[int], bounds: Int64) -> list[int]:
-        """Holds the pieces until their bounds; those among them that have to be leased first."""
-        for piece, end in zip(pieces, bounds[pieces].tolist(), strict=True):
+    def missing(self, pieces: Sequence[int], ends: Sequence[int]) -> list[int]:
+        """Holds the pieces until these positions; those among them that have to be leased first."""
+        for piece, end in zip(pieces, ends, strict=True):
             if self._until.get(piece, -1) < end:
                 self._until[piece] = end
                 heapq.heappush(self._by_end, (end, piece))
         self.next_end = self._by_end[0][0] if self._by_end else NEVER
         return [piece for piece in pieces if piece not in self._files]
 
+    def shorten(self, end: int) -> None:
+        """Holds nothing beyond this position."""
+        for piece, until in self._until.items():
+            if until > end:
+                self._until[piece] = end
+                heapq.heappush(self._by_end, (end, piece))
+        self.next_end = self._by_end[0][0] if self._by_end else NEVER
+
     def bytes_with(self, pieces: Sequence[int]) -> int:
-        """Bytes of the cache that are held, and of these pieces where they are not."""
+        """Bytes of the cache that are held, and of these pieces where they are not. 0 before the first lease, and where
+        what was leased is read in place."""
+        if not self._takes_room:
+            return 0
         missing = [piece for piece in pieces if piece not in self._files]
         return self._bytes + int(self._piece_bytes[missing].sum())
 
@@ -114,6 +127,7 @@ class Holdings:
 
     def _count(self, file: PieceFile | None, sign: int) -> None:
         if file is not None and not file.in_place:
+            self._takes_room = True
             self._bytes += sign * int(self._piece_bytes[file.piece])
 
     def _is_pending(self, piece: int) -> bool:

@@ -4,6 +4,9 @@ It plans many steps at once, leases their pieces in one call, tells the daemon w
 is, and gives leases back when the trainer has passed them. It runs over the epochs' borders without end. It never waits
 for a piece to arrive: a chunk may name files that are still being filled, and its reader waits for them.
 
+Pieces are held until the order is done with them. Where the cache has no room for that, the planner is *frugal*: it
+holds what the steps under way need, and pieces are leased, and maybe fetched, again.
+
 `next_chunk` and `lease_again` are called by readers, or for worker processes by the trainer's thread; `await_chunk`,
 `take_ready`, `delivered` and `close` by the trainer's thread. `_condition` guards what both sides touch; no call to the
 daemon is made under it. `delivered` takes it only to wake a planner that waits.
@@ -24,6 +27,8 @@ from forebay.loading.waits import Asking
 from forebay.order import Needs, RankOrder, RankPlan
 from forebay.order.rank_order import rank_samples
 
+OnSmallCache = Callable[[int, int], None]
+"""Called on the planner's thread with the epoch, and the bytes that should be held at once."""
 HEARTBEAT_SECONDS = 1.0
 _BLOCK_STEPS = 256
 _BLOCK_SAMPLES = 16384
@@ -52,6 +57,7 @@ class Lookahead:
         start: tuple[int, int],
         depth: Depth,
         ends_with_epoch: bool = False,
+        on_small_cache: OnSmallCache = lambda *_: None,
     ) -> None:
         self._order, self._depth, self._ends_with_epoch = order, depth, ends_with_epoch
         self._connect = connect
@@ -68,6 +74,9 @@ class Lookahead:
         self._closing = False
         self._holdings = Holdings(piece_bytes)
         self._is_tight = False
+        self._on_small_cache = on_small_cache
+        #: The budget that was found too small.
+        self._frugal_bytes = -1
         self._leased_again: deque[PieceFile] = deque()
         self._rate = _Rate(self._delivered)
         self._reported_at = 0.0
@@ -257,15 +266,29 @@ class Lookahead:
             if not self._fits(session, pieces):
                 stop = start + 1
                 pieces = self._pieces(block, start, stop)
-                self._await_budget(session, pieces)
-            missing = self._holdings.missing(pieces, bounds.up_to(int(block.after[stop - 1])))
+                self._await_budget(session, epoch, pieces)
+            ends = self._ends(
+                session, pieces, bounds.up_to(int(block.after[stop - 1])), self._place(epoch, block, stop)
+            )
+            missing = self._holdings.missing(pieces, ends)
             if missing:
                 self._holdings.take(session.lease(missing))
             arrived = self._arrived(block, start, stop)
             if arrived < stop:
                 stop, pieces = arrived, self._pieces(block, start, arrived)
-            yield self._chunk(epoch, block, range(start, stop), number, pieces)
+            is_frugal = self._is_frugal(session)
+            yield self._chunk(epoch, block, range(start, stop), number, pieces, is_frugal=is_frugal)
             start = stop
+
+    def _ends(self, session: Leases, pieces: Sequence[int], bounds: Int64, end: int) -> list[int]:
+        """Until which position to hold each piece for a chunk that ends at `end`."""
+        if self._is_frugal(session):
+            return [end] * len(pieces)
+        ends: list[int] = bounds[pieces].tolist()
+        return ends
+
+    def _is_frugal(self, session: Leases) -> bool:
+        return session.budget_bytes <= self._frugal_bytes
 
     def _pieces(self, block: RankPlan, start: int, stop: int) -> list[int]:
         """The pieces of these steps, in the order in which they are wanted."""
@@ -279,7 +302,7 @@ class Lookahead:
     def _fits(self, session: Leases, pieces: Sequence[int]) -> bool:
         return self._holdings.bytes_with(pieces) <= session.budget_bytes
 
-    def _await_budget(self, session: Leases, pieces: Sequence[int]) -> None:
+    def _await_budget(self, session: Leases, epoch: int, pieces: Sequence[int]) -> None:
         """Where the cache is small, a step is leased when it fits beside what is held, or when it is the very next."""
         self._is_tight = True
         while (outstanding := self._outstanding) and not self._fits(session, pieces):
@@ -289,6 +312,17 @@ class Lookahead:
                     raise Closed
             self._keep_in_touch(session)
         self._is_tight = False
+        if not self._fits(session, pieces):
+            self._exceed_budget(session, epoch, pieces)
+
+    def _exceed_budget(self, session: Leases, epoch: int, pieces: Sequence[int]) -> None:
+        """No step is under way, and the next one does not fit beside what is held for later ones."""
+        budget = session.budget_bytes
+        self._on_small_cache(epoch, budget)
+        if self._holdings.bytes_with(pieces) > budget + budget // 2 and not self._is_frugal(session):
+            self._frugal_bytes = budget
+            self._holdings.shorten(self._delivered)
+            self._keep_in_touch(session)
 
     def _has_moved(self, outstanding: int) -> bool:
         return self._closing or self._outstanding < outstanding or self._holdings.next_end <= self._delivered
@@ -302,7 +336,9 @@ class Lookahead:
                 return step
         return stop
 
-    def _chunk(self, epoch: int, block: RankPlan, steps: range, number: int, pieces: Sequence[int]) -> Chunk:
+    def _chunk(
+        self, epoch: int, block: RankPlan, steps: range, number: int, pieces: Sequence[int], *, is_frugal: bool
+    ) -> Chunk:
         cut = slice(int(block.offsets[steps.start]), int(block.offsets[steps.stop]))
         return Chunk(
             epoch=epoch,
@@ -318,6 +354,7 @@ class Lookahead:
             end=self._place(epoch, block, steps.stop),
             source=None if block.source is None else block.source[cut],
             source_epoch=None if block.source_epoch is None else block.source_epoch[cut],
+            is_frugal=is_frugal,
         )
 
     def _place(self, epoch: int, block: RankPlan, steps: int) -> int:

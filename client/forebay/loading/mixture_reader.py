@@ -96,9 +96,9 @@ class MixtureReader:
             data = self._batch(portions, attempt, chunk, clock)
             for portion in portions:
                 self._files[portion.source].check_in_place()
+                if end is chunk.ends[-1]:
+                    self._files[portion.source].finish(portion.gathering, chunk)
             yield Batch(data, end, stop - start, clock.take(), attempt.skipped)
-        for files in self._files:
-            files.pass_by(chunk.end)
 
     def close(self) -> None:
         """Unmaps everything."""
@@ -125,7 +125,7 @@ class MixtureReader:
         for source, first_piece in enumerate(self._spec.first_pieces):
             index = np.flatnonzero(chunk.source == source)
             if len(index) == 0:
-                self._files[source].pass_by(chunk.begin)
+                self._files[source].rest(chunk)
                 continue
             files = [file for file, owner in zip(chunk.files, file_source, strict=True) if owner == source]
             part = replace(

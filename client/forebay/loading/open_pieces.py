@@ -1,15 +1,17 @@
 """The pieces that one reader has mapped: opened when first wanted, waited for while the daemon fills them.
 
 A piece stays open until the position at which nobody wants it any more: the daemon cannot evict what is mapped, so a
-reader must not hold on to it while it waits for the room of another. There is a cap as well, so that mappings stay
-bounded whatever the order. Where rows lie end to end, pieces are mapped into one grid, to be gathered from together.
-Used by one thread at a time (each reader has its own).
+reader must not hold on to it while it waits for the room of another. There is a cap as well, so that the mappings of a
+process stay bounded whatever the order and the number of its readers; what a chunk wants is open all at once all the
+same. Where rows lie end to end, pieces are mapped into one grid, to be gathered from together. Used by one thread at a
+time (each reader has its own).
 """
 
 import os
 import time
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,12 +25,15 @@ from forebay_core.manifest import Manifest
 from forebay_core.mapping import MappedFile
 from forebay_core.node_layout import read_error
 
-OPEN_LIMIT = 1024
-"""Mappings kept open at once. Their number is what the window holds, some dozens; the kernel allows 65,530."""
+OPEN_LIMIT = 4096
+"""Mappings that one reader keeps open at most. The default window holds up to 2,064 pieces."""
+PROCESS_OPEN_LIMIT = 32768
+"""Those of all readers of a process, in equal parts: the kernel allows it 65,530 mappings, and others need some."""
 
 _FIRST_WAIT_SECONDS = 0.0005
 _LONGEST_WAIT_SECONDS = 0.02
 _NOWHERE = -1
+_NEVER = 1 << 62
 
 
 class OpenPiece(NamedTuple):
@@ -50,17 +55,22 @@ class OpenPieces:
         *,
         wait_seconds: float,
         is_closed: Callable[[], bool] = lambda: False,
+        most_open: int = OPEN_LIMIT,
     ) -> None:
         self._manifest = manifest
         self._columns = manifest.columns(list(columns))
         self._wait_seconds = wait_seconds
         self._is_closed = is_closed
+        self._most_open = most_open
         self._open: OrderedDict[int, OpenPiece] = OrderedDict()
+        #: No open piece is passed before this position.
+        self._next_end = _NEVER
         self._grid = self._reserve()
         #: When each file that is read in place was last written, as first seen.
         self._written: dict[str, os.stat_result] = {}
         #: For each piece the row of the grid at which it begins.
         self._first_row = np.full(manifest.pieces if self._grid else 0, _NOWHERE, dtype=np.int64)
+        _of_this_process.add(self)
 
     def get(self, file: PieceFile) -> OpenPiece | None:
         """The piece if it is open already; it then stays open for as long as `file` says."""
@@ -69,14 +79,20 @@ class OpenPieces:
             opened = self._open[file.piece] = opened._replace(file=file)
         return opened
 
+    def make_room(self, files: Sequence[PieceFile]) -> None:
+        """Closes the pieces that were opened first, but none of these, so that with these there are not too many."""
+        if len(self._open) + len(files) <= self._limit:
+            return
+        wanted = {file.piece for file in files}
+        too_many = max(0, len(self._open.keys() | wanted) - self._limit)
+        self.discard([piece for piece in self._open if piece not in wanted][:too_many])
+
     def open(self, file: PieceFile) -> OpenPiece:
         """Maps a piece, waiting while the daemon fills it.
 
         Raises the fill's own error, `PieceGone` where the file is not the one leased, `StillFilling` where it does not
         come in time, `DaemonError` where this user may not read it, and `Closed`.
         """
-        while len(self._open) >= OPEN_LIMIT:
-            self.discard([next(iter(self._open))])
         piece = self._manifest.piece(file.piece)
         slot = self._grid.slot(piece.cut.rows) if self._grid is not None and Grid.takes(file.offset) else None
         try:
@@ -88,6 +104,7 @@ class OpenPieces:
             self._vacate(slot)
             raise
         opened = self._open[file.piece] = OpenPiece(file, mapped, reader, slot)
+        self._next_end = min(self._next_end, file.until)
         if slot is not None and self._grid is not None:
             self._first_row[file.piece] = self._grid.first_row(slot)
         return opened
@@ -128,7 +145,14 @@ class OpenPieces:
 
     def pass_by(self, position: int) -> None:
         """Closes what nobody wants from this position on."""
+        if position < self._next_end:
+            return
         self.discard([piece for piece, opened in self._open.items() if opened.file.until <= position])
+        self._next_end = min((opened.file.until for opened in self._open.values()), default=_NEVER)
+
+    def keep(self, pieces: Iterable[int]) -> None:
+        """Closes all but these."""
+        self.discard(self._open.keys() - set(pieces))
 
     def discard(self, pieces: Iterable[int]) -> None:
         """Closes pieces; those not open are ignored."""
@@ -143,9 +167,14 @@ class OpenPieces:
     def close(self) -> None:
         """Closes all."""
         self.discard(list(self._open))
+        _of_this_process.discard(self)
         if self._grid is not None:
             self._grid.close()
             self._grid = None
+
+    @property
+    def _limit(self) -> int:
+        return min(self._most_open, PROCESS_OPEN_LIMIT // len(_of_this_process))
 
     def _reserve(self) -> Grid | None:
         if not self._manifest.format.rows_lie_end_to_end() or len(self._columns) != 1:
@@ -153,7 +182,7 @@ class OpenPieces:
         (column,) = self._columns.values()
         if column.dtype is None:
             return None
-        return Grid.reserve(OPEN_LIMIT, int(self._manifest.piece_rows.max()), column.dtype, column.shape)
+        return Grid.reserve(self._most_open, int(self._manifest.piece_rows.max()), column.dtype, column.shape)
 
     def _vacate(self, slot: int | None) -> None:
         if slot is not None and self._grid is not None:
@@ -189,3 +218,6 @@ class OpenPieces:
                 raise Closed
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_WAIT_SECONDS)
+
+
+_of_this_process: "weakref.WeakSet[OpenPieces]" = weakref.WeakSet()

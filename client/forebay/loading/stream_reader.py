@@ -66,6 +66,11 @@ class Gathering:
         """The rows of another chunk of the same pieces."""
         return self if chunk is self.chunk else Gathering(chunk, self._pieces, self._opened)
 
+    def let_go(self) -> None:
+        """Ends its hold on the pieces."""
+        self._opened = {}
+        self._on_grid = None
+
     def column(self, column: Column, cut: slice) -> npt.NDArray[Any] | list[Any]:
         """An array [n, *shape] of a fixed-width column, else a list of n values."""
         if column.dtype is None:
@@ -108,6 +113,8 @@ class StreamFiles:
     def gathering(self, chunk: Chunk, clock: Clock) -> Gathering:
         """The chunk's rows, its files opened. Raises `PieceGone`, `StillFilling`, `ObjectChanged`, a fill's error."""
         self._pieces.pass_by(chunk.begin)
+        if chunk.is_frugal:
+            self._pieces.keep(file.piece for file in chunk.files)
         opened = self._open(chunk, clock)
         self._in_place = [piece for piece in opened.values() if piece.file.in_place]
         self.check_in_place()
@@ -122,13 +129,21 @@ class StreamFiles:
         """A row of a piece: its shard's URL, and its number among the shard's rows."""
         return shard_row(self._manifest, piece, row)
 
+    def rest(self, chunk: Chunk) -> None:
+        """The chunk has nothing of this stream: closes what nobody wants any more, and everything in a small cache."""
+        self._pieces.pass_by(chunk.begin)
+        if chunk.is_frugal:
+            self._pieces.keep(())
+
+    def finish(self, gathering: Gathering, chunk: Chunk) -> None:
+        """The chunk's rows have been read: closes what nobody wants from its end on."""
+        gathering.let_go()
+        self._in_place.clear()
+        self._pieces.pass_by(chunk.end)
+
     def forget(self, chunk: Chunk) -> None:
         """Closes the chunk's files, which are to be leased anew."""
         self._pieces.discard(file.piece for file in chunk.files)
-
-    def pass_by(self, position: int) -> None:
-        """Closes what nobody wants from this position on."""
-        self._pieces.pass_by(position)
 
     def close(self) -> None:
         """Unmaps everything."""
@@ -136,6 +151,7 @@ class StreamFiles:
 
     def _open(self, chunk: Chunk, clock: Clock) -> dict[int, OpenPiece]:
         opened = {}
+        self._pieces.make_room(chunk.files)
         for file in chunk.files:
             piece = self._pieces.get(file)
             if piece is None:
@@ -171,8 +187,9 @@ class StreamReader:
             )
             data = self._batch(gathering, attempt, clock)
             self._files.check_in_place()
+            if end is chunk.ends[-1]:
+                self._files.finish(gathering, chunk)
             yield Batch(data, end, stop - start, clock.take(), attempt.skipped)
-        self._files.pass_by(chunk.end)
 
     def close(self) -> None:
         """Unmaps everything."""

@@ -61,7 +61,7 @@ class Parquet(Format):
     small enough to have the first one soon.
     """
 
-    piece_bytes: int = 32 << 20
+    piece_bytes: int = 8 << 20
 
     name: ClassVar[str] = "parquet"
     layout: ClassVar[str] = arrow_layout.NAME

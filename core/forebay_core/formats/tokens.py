@@ -52,7 +52,7 @@ class Tokens(Format):
 
     sequence_length: int
     dtype: str | None = None
-    piece_bytes: int = 32 << 20
+    piece_bytes: int = 8 << 20
 
     name: ClassVar[str] = "tokens"
     layout: ClassVar[str] = "raw-1"

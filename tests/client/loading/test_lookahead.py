@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from forebay.loading.chunk import Chunk, Closed, Int64, PieceFile
-from forebay.loading.lookahead import Depth, Lookahead
+from forebay.loading.lookahead import Depth, Lookahead, OnSmallCache
 from forebay.order import Order, OrderOptions, SharedOrder, Split
 from forebay_core.errors import SourceUnreachable
 
@@ -50,6 +50,9 @@ class Session:
     def release(self, pieces: Sequence[int]) -> None:
         self.held -= set(pieces)
 
+    def held_bytes(self) -> int:
+        return int(BYTES[list(self.held)].sum())
+
     def close(self) -> None:
         self.closed.set()
 
@@ -62,8 +65,10 @@ def planning(
     depth: Depth | None = None,
     rank: int = 0,
     ends_with_epoch: bool = False,
+    window: int = 6,
+    on_small_cache: OnSmallCache = lambda *_: None,
 ) -> Iterator[Lookahead]:
-    order = SharedOrder(Order(ROWS, seed=3, options=OrderOptions(lanes=4, window=6)), SPLIT, rank)
+    order = SharedOrder(Order(ROWS, seed=3, options=OrderOptions(lanes=4, window=window)), SPLIT, rank)
     lookahead = Lookahead(
         order,
         connect,
@@ -71,6 +76,7 @@ def planning(
         start=start,
         depth=depth or Depth(8, 4),
         ends_with_epoch=ends_with_epoch,
+        on_small_cache=on_small_cache,
     )
     lookahead.start()
     try:
@@ -198,6 +204,55 @@ def test_with_a_small_cache_no_more_is_held_than_the_budget_or_the_next_step() -
             assert BYTES[list(session.held)].sum() <= max(450, BYTES[list(wanted)].sum() + 450)
             for end in chunk.ends:
                 lookahead.delivered(end)
+
+
+def test_a_cache_smaller_than_what_is_mixed_is_said_and_only_the_steps_under_way_are_held() -> None:
+    session, said = Session(), list[tuple[int, int]]()
+    session.budget_bytes = 300
+    with planning(
+        lambda: session, depth=Depth(64, 8), window=25, on_small_cache=lambda *told: said.append(told)
+    ) as lookahead:
+        frugal = 0
+        for _ in range(80):
+            (chunk,) = consume(lookahead, 1)
+            wanted = {file.piece for file in chunk.files}
+            frugal += chunk.is_frugal
+            if chunk.is_frugal:
+                assert {file.until for file in chunk.files} == {chunk.end}
+                assert session.held_bytes() <= max(300 + BYTES[list(wanted)].sum(), 2 * BYTES[list(wanted)].sum())
+    assert frugal > 60
+    assert said[0] == (0, 300)
+
+
+def test_nothing_is_said_of_a_cache_that_holds_what_is_mixed_or_that_is_not_used() -> None:
+    class InPlace(Session):
+        def lease(self, pieces: Sequence[int]) -> list[PieceFile]:
+            return [file._replace(in_place=True) for file in super().lease(pieces)]
+
+    small = InPlace()
+    small.budget_bytes = 10
+    for session in (Session(), small):
+        said: list[tuple[int, int]] = []
+
+        def connect(session: Session = session) -> Session:
+            return session
+
+        def tell(epoch: int, budget_bytes: int, said: list[tuple[int, int]] = said) -> None:
+            said.append((epoch, budget_bytes))
+
+        with planning(connect, window=25, on_small_cache=tell) as lookahead:
+            assert not any(chunk.is_frugal for chunk in consume(lookahead, 40))
+        assert said == []
+
+
+def test_a_part_of_the_cache_that_grows_is_used_again() -> None:
+    session = Session()
+    session.budget_bytes = 300
+    with planning(lambda: session, depth=Depth(1, 1), window=25) as lookahead:
+        assert consume(lookahead, 20)[-1].is_frugal
+        session.budget_bytes = 10_000
+        assert not consume(lookahead, 20)[-1].is_frugal
+        assert session.held_bytes() > 450
 
 
 def test_a_failure_of_the_session_reaches_whoever_waits_for_a_chunk() -> None:

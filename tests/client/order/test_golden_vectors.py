@@ -81,7 +81,8 @@ def test_an_order_of_many_blocks_is_what_it_always_was() -> None:
 
 
 def test_a_ranks_plan_in_mid_epoch_is_what_it_always_was() -> None:
-    plan = Order([1000] * 5000, seed=3).epoch(7).plan(3_000_000, 2, split=Split(3, 10), rank=1)
+    order = Order([1000] * 5000, seed=3, options=OrderOptions(window=2**14))
+    plan = order.epoch(7).plan(3_000_000, 2, split=Split(3, 10), rank=1)
     assert plan.sample_id.tolist() == [1279188, 4200702, 3794152, 3760703, 3595430, 1035362]
     assert plan.offsets.tolist() == [0, 3, 6]
 

@@ -36,11 +36,12 @@ def test_a_shuffled_dataset_has_sixteen_lanes_unless_told_otherwise() -> None:
 @pytest.mark.parametrize(
     ("pieces", "rows", "lanes", "total_bytes", "window"),
     [
-        (10_000, 1000, 16, 0, 2**18 // 16),
-        (10_000, 10_000, 16, 0, 40_000),
-        (100, 10_000_000, 16, 0, 2**24 // 16),
-        (10_000, 1000, 3, 0, 2**18 // 3),
-        (10_000, 1000, 16, 10_000_000 << 20, (4 << 10) // 16),
+        (10_000, 1000, 16, 0, 64_000),
+        (10_000, 100, 16, 0, 6_400),
+        (10_000, 100, 3, 0, 102_400 // 3),
+        (10_000, 100, 1024, 0, 400),
+        (100, 10_000_000, 16, 0, 2**21 // 16),
+        (10_000, 1000, 16, 10_000_000 << 20, (16 << 10) // 16),
         (10_000, 1000, 16, 10_000_000 << 40, 1),
         (4, 10, 16, 0, 3),
     ],
@@ -50,6 +51,32 @@ def test_the_default_window_follows_the_pieces_and_never_the_machine(
 ) -> None:
     order = Order([rows] * pieces, seed=0, options=OrderOptions(lanes=lanes), total_bytes=total_bytes)
     assert order.window == window
+
+
+def test_the_default_window_counts_pieces_of_the_mean_size() -> None:
+    rows = [1] * 3000 + [5] * 1000
+    assert Order(rows, seed=0, options=OrderOptions(lanes=1)).window == 2048
+
+
+@pytest.mark.parametrize(("sample_bytes", "samples"), [(110_000, 600_000), (12_288, 2_000_000), (4096, 5_000_000)])
+def test_a_batch_of_class_sorted_data_is_nearly_as_mixed_as_a_permutation_at_the_defaults(
+    sample_bytes: int, samples: int
+) -> None:
+    """Each class of 1000 fills pieces of its own, as in data that is stored class after class in many shards."""
+    rows, classes = (8 << 20) // sample_bytes, 1000
+    order = Order([rows] * (samples // rows), seed=1, total_bytes=samples // rows * rows * sample_bytes)
+    middle = order.samples // 2
+    drawn = order.epoch(0).sample_ids(middle, middle + 256 * 100) * classes // order.samples
+    in_a_batch = np.mean([len(np.unique(batch)) for batch in drawn.reshape(-1, 256)])
+    of_a_permutation = classes * (1 - (1 - 1 / classes) ** 256)
+    assert in_a_batch > 0.88 * of_a_permutation
+
+
+def test_the_first_batch_of_an_epoch_needs_few_of_the_pieces_that_are_mixed() -> None:
+    order = Order([76] * 10_000, seed=1)
+    assert order.window * order.lanes == pytest.approx(1024 * 76, abs=16)
+    assert len(np.unique(order.epoch(0).locate(0, 256).piece)) < 100
+    assert len(np.unique(order.epoch(0).locate(380_000, 380_256).piece)) > 200
 
 
 def test_an_order_made_from_its_recorded_spec_is_the_same_order() -> None:

@@ -251,9 +251,9 @@ def test_the_default_window_counts_the_bytes_of_the_pieces_that_take_part() -> N
         selected = selection.over(pieces)
         return Order(pieces.rows, seed=0, options=options, total_bytes=1_000_000 << 20, selected=selected).window
 
-    assert window(Selection()) == window(Selection((Limit(500_000),))) == 4 << 10
+    assert window(Selection()) == window(Selection((Limit(500_000),))) == 16 << 10
     sparse = Selection((portions({"a": 0.1, "b": 0.9})["a"],))
-    assert window(sparse) == pytest.approx((4 << 10) / 10, rel=0.01)
+    assert window(sparse) == pytest.approx((16 << 10) / 10, rel=0.01)
 
 
 def test_a_portion_of_indices_is_read_at_random_access() -> None:
