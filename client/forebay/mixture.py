@@ -205,11 +205,15 @@ class _Opened:
 
     def identity(self, tail: Tail) -> Identity:
         """What a state is bound to."""
-        sources = []
-        for name, stream in zip(self._mixture.names, self.streams, strict=True):
-            own = stream.identity(tail)
-            order = {key: value for key, value in own.order.items() if key != "tail"}
-            sources.append({"name": name, "fingerprint": own.fingerprint, "samples": own.samples, "order": order})
+        sources = [
+            {
+                "name": name,
+                "fingerprint": stream.manifest.fingerprint,
+                "samples": stream.samples,
+                "order": stream.order.spec(),
+            }
+            for name, stream in zip(self._mixture.names, self.streams, strict=True)
+        ]
         return Identity("mixture", self.order.samples, {**self.order.spec(), "tail": tail, "sources": sources})
 
     def with_windows_of(self, saved: SavedState) -> "_Opened":

@@ -6,6 +6,7 @@ is replayed there borrows the generators, and gives them back as they were.
 """
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -34,7 +35,12 @@ class GlobalSeeds:
 def borrowed(seed: int) -> Iterator[None]:
     """The generators follow the samples that this thread reads, as in a worker process; then they are as before."""
     before = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-    follower = GlobalSeeds(seed).seed
+    seeds, here = GlobalSeeds(seed), threading.get_ident()
+
+    def follower(epoch: int, sample_id: int, draw: int) -> None:
+        if threading.get_ident() == here:
+            seeds.seed(epoch, sample_id, draw)
+
     follow(follower)
     try:
         yield
