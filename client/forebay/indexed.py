@@ -21,8 +21,10 @@ from forebay.samplers import SamplerEpochs
 from forebay.topology import Ranks
 from forebay_core.errors import ConfigurationError
 
-_PLANNED = Depth(steps=64, chunk_steps=32)
-"""Steps are planned together and read one by one, each when the trainer asks for it."""
+_CHUNK_STEPS = 256
+"""Steps are planned together and read one by one, each when the trainer asks for it. So many take a fast trainer longer
+than the planner's thread needs to get its turn."""
+_CHUNK_SAMPLES = 1 << 14
 
 
 class IndexedDataset(Ordered):
@@ -97,7 +99,8 @@ class IndexedDataset(Ordered):
         return Feed(self._rank_order(split), NoLeases, no_pieces, ends_with_epoch=self._ends_with_epoch)
 
     def _depth(self, split: Split) -> Depth:
-        return _PLANNED
+        chunk_steps = max(1, min(_CHUNK_STEPS, _CHUNK_SAMPLES * split.world_size // split.global_batch))
+        return Depth(steps=2 * chunk_steps, chunk_steps=chunk_steps)
 
     def _reader_spec(self, assembly: Assembly) -> IndexedReaderSpec:
         return IndexedReaderSpec(self.dataset, self.seed, assembly, self._repeats)

@@ -19,7 +19,16 @@ from forebay_core.errors import StateError
 SAMPLE_DOMAIN = 64
 """Domain of the Philox key; the order's domains are smaller."""
 
-_current = threading.local()
+
+class _Current(threading.local):
+    """The sample that the user's code is at in this thread: its stream, where it is, its generator once asked for."""
+
+    stream: "SampleStream | None" = None
+    at: tuple[int, int, int] = (0, 0, 0)
+    generator: np.random.Generator | None = None
+
+
+_current = _Current()
 _followers: list[Callable[[int, int, int], None]] = []
 
 
@@ -37,14 +46,18 @@ class SampleStream:
     def call(
         self, function: Callable[..., Any], sample: Any, epoch: int, sample_id: int, *, with_rng: bool, draw: int = 0
     ) -> Any:
-        """`function(sample)`, with the sample's generator within its reach."""
+        """`function(sample)`, with the sample's generator within its reach.
+
+        A loader that is used within it leaves it its generator.
+        """
+        outer = _current.stream, _current.at, _current.generator
         _current.stream, _current.at, _current.generator = self, (epoch, sample_id, draw), None
         for follower in _followers:
             follower(epoch, sample_id, draw)
         try:
             return function(sample, rng=sample_rng()) if with_rng else function(sample)
         finally:
-            _current.stream = None
+            _current.stream, _current.at, _current.generator = outer
 
 
 def follow(follower: Callable[[int, int, int], None]) -> None:
@@ -69,13 +82,12 @@ def begin_step(epoch: int, first_sample_id: int) -> None:
 
 def sample_rng() -> np.random.Generator:
     """The generator of the sample that is being transformed in this thread. `StateError` outside a transform."""
-    stream: SampleStream | None = getattr(_current, "stream", None)
+    stream = _current.stream
     if stream is None:
         raise StateError("forebay.sample_rng() has a meaning only inside a transform, while a sample passes through it")
     if _current.generator is None:
         _current.generator = stream.generator(*_current.at)
-    generator: np.random.Generator = _current.generator
-    return generator
+    return _current.generator
 
 
 def takes_rng(function: Callable[..., Any]) -> bool:

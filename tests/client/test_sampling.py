@@ -46,3 +46,23 @@ def test_outside_a_transform_there_is_no_generator() -> None:
     SampleStream(5).call(lambda _: sample_rng(), None, 0, 0, with_rng=False)
     with pytest.raises(StateError):
         sample_rng()
+
+
+def test_samples_that_are_read_while_another_is_transformed_leave_it_its_generator() -> None:
+    outer, inner = SampleStream(5), SampleStream(6)
+
+    def nested(_: object) -> tuple[float, float]:
+        return inner.call(lambda _: sample_rng().random(), None, 0, 1, with_rng=False), sample_rng().random()
+
+    found = outer.call(nested, None, 0, 2, with_rng=False)
+    assert found == (inner.generator(0, 1).random(), outer.generator(0, 2).random())
+
+
+def test_a_transform_that_raises_ends_the_reach_of_its_generator() -> None:
+    def fails(_: object) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        SampleStream(5).call(fails, None, 0, 0, with_rng=False)
+    with pytest.raises(StateError):
+        sample_rng()

@@ -87,8 +87,7 @@ class Chunk:
         return replace(self, files=files)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(NamedTuple):
     """One step's data with what the trainer's thread needs to hand it over."""
 
     data: Any
@@ -101,7 +100,7 @@ class Batch:
         """With its tensors in pinned memory."""
         from torch.utils.data._utils.pin_memory import pin_memory
 
-        return replace(self, data=pin_memory(self.data))  # type: ignore[no-untyped-call]
+        return self._replace(data=pin_memory(self.data))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,7 +149,7 @@ class DeviceDelivery:
             batch = self._begun()
         if isinstance(batch, Exception):
             raise batch
-        batch = replace(batch, data=self._mover.finish(batch.data))
+        batch = batch._replace(data=self._mover.finish(batch.data))
         if self._inner.is_ready():
             try:
                 self._ahead = self._begun()
@@ -169,7 +169,7 @@ class DeviceDelivery:
 
     def _begun(self) -> Batch:
         batch = self._inner.next()
-        return replace(batch, data=self._mover.begin(batch.data))
+        return batch._replace(data=self._mover.begin(batch.data))
 
 
 def mapped(leaf: Leaf, data: Any) -> Any:

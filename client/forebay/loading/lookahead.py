@@ -60,6 +60,7 @@ class Lookahead:
         on_small_cache: OnSmallCache = lambda *_: None,
     ) -> None:
         self._order, self._depth, self._ends_with_epoch = order, depth, ends_with_epoch
+        self._samples = order.samples
         self._connect = connect
         self._session: Leases | None = None
         self._questions = Questions()
@@ -118,7 +119,7 @@ class Lookahead:
 
     def delivered(self, end: StepEnd) -> None:
         """A step is with the trainer."""
-        self._delivered = end.epoch * self._order.samples + end.position
+        self._delivered = end.epoch * self._samples + end.position
         self._handed += 1
         # The planner says that it waits before it looks whether it must: one of the two sees the other.
         if self._is_waiting and self._wakes():
@@ -126,7 +127,8 @@ class Lookahead:
                 self._condition.notify_all()
 
     def _wakes(self) -> bool:
-        has_room = self._outstanding + self._depth.chunk_steps <= self._depth.steps
+        depth = self._depth
+        has_room = self._planned - self._handed + depth.chunk_steps <= depth.steps
         return has_room or self._is_tight or self._holdings.next_end <= self._delivered
 
     def is_closed(self) -> bool:
