@@ -57,8 +57,8 @@ class Parquet(Format):
     """Parquet files, with the extensions .parquet, .parq and .pq.
 
     `piece_bytes`: how many bytes of row groups (uncompressed, all columns, as the footer states them) make a piece at
-    the most; a single larger row group is a piece of its own. The default is large enough to fetch at full speed and
-    small enough to have the first one soon.
+    the most; a single larger row group is a piece of its own. The default is as long as one request of a fill: large
+    enough to fetch at full speed, and small because what a shuffle mixes at a time is a number of pieces.
     """
 
     piece_bytes: int = 8 << 20

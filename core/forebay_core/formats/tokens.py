@@ -47,7 +47,7 @@ class Tokens(Format):
 
     `sequence_length`: tokens in a sample. `dtype`: of a token, an integer type such as "uint16" or ">u4"; a `.npy` file
     carries its own, which must be the same where both are given. `piece_bytes`: bytes of a piece at the most, unless
-    one sample is larger; the default is large enough to fetch at full speed.
+    one sample is larger; the default is as long as one request of a fill, see `Parquet`.
     """
 
     sequence_length: int
