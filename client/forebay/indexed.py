@@ -56,6 +56,7 @@ class IndexedDataset(Ordered):
         self._latest: Order | None = None
         self._begun: Order | None = None
         Order.of_indices(0, seed=seed, shuffle=shuffle)
+        self._progress.set_epoch(self._epochs.chosen)
 
     @property
     def samples(self) -> int:
