@@ -16,7 +16,7 @@ from forebay.loading.lookahead import Depth
 from forebay.order import Buckets, Order, RankOrder, Split, shared, spec_of
 from forebay.order.steps import Tail
 from forebay.ordered import Ordered, checked_buckets
-from forebay.progress import Identity
+from forebay.progress import Identity, SavedState
 from forebay.samplers import SamplerEpochs
 from forebay.topology import Ranks
 from forebay_core.errors import ConfigurationError
@@ -59,8 +59,10 @@ class IndexedDataset(Ordered):
         self.shuffle: Literal["global", False] = shuffle
         self.seed = seed
         self.buckets = checked_buckets(buckets)
-        self._order: Order | None = None
+        self._latest: Order | None = None
+        self._begun: Order | None = None
         Order.of_indices(0, seed=seed, shuffle=shuffle)
+        self._progress.set_epoch(self._epochs.chosen)
 
     @property
     def samples(self) -> int:
@@ -76,15 +78,31 @@ class IndexedDataset(Ordered):
 
     def _prepare(self, split: Split, *, runs_on: bool) -> None:
         self._epochs.follow(self.set_epoch)
+        _, position = self._progress.upcoming(runs_on=runs_on)
+        if position == 0:
+            self._begun = None
+
+    def _accept(self, saved: SavedState, *, strict: bool) -> None:
+        begun, self._begun = self._begun, None
+        try:
+            super()._accept(saved, strict=strict)
+        except BaseException:
+            self._begun = begun
+            raise
 
     def _ordered(self) -> Order:
-        """The order of as many indices as the dataset has now."""
+        """The order that the position is of: of as many indices as the dataset has now, or had as the epoch began."""
+        if self._begun is None:
+            self._begun = self._of_now()
+        return self._begun if self.position else self._of_now()
+
+    def _of_now(self) -> Order:
         length = _length(self.dataset)
-        if self._order is None or self._order.samples != length:
+        if self._latest is None or self._latest.samples != length:
             if self.buckets is not None:
                 self.buckets.check(length)
-            self._order = Order.of_indices(length, seed=self.seed, shuffle=self.shuffle)
-        return self._order
+            self._latest = Order.of_indices(length, seed=self.seed, shuffle=self.shuffle)
+        return self._latest
 
     def _identity(self) -> Identity:
         order = self._ordered()
@@ -109,7 +127,7 @@ class IndexedDataset(Ordered):
 def _length(dataset: Any) -> int:
     try:
         return len(dataset)
-    except (TypeError, NotImplementedError) as error:
+    except (TypeError, NotImplementedError, OverflowError) as error:
         raise ConfigurationError(
             f"{type(dataset).__name__} has no length ({error}): an exact order needs one; define __len__"
         ) from error

@@ -7,6 +7,7 @@ Used on the trainer's thread alone.
 
 import logging
 import math
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ from forebay.timing import BatchTiming
 from forebay_core.errors import ConfigurationError, StateError
 
 KEPT_TIMINGS = 10_000
+_of_parents: list["Readable"] = []
+"""What a forked child inherited and must not end, not even by dropping the last reference to it."""
 _log = logging.getLogger("forebay")
 
 
@@ -191,22 +194,26 @@ class Readout:
 
 
 class Playback:
-    """The readout that a loader or a dataset has running, kept for as long as it fits; it ends with its owner."""
+    """The readout that a loader or a dataset has running, kept for as long as it fits; it ends with its owner.
+
+    A forked child leaves its parent's alone: what runs it is not there, and locks may have been held at the fork.
+    """
 
     def __init__(self, owner: object) -> None:
         self._owner = weakref.ref(owner)
         self._readout: Readable | None = None
         self._key: object = None
         self._end: weakref.finalize[..., Any] | None = None
+        self._process = os.getpid()
 
     def ensure(self, key: object, make: Callable[[], Readable]) -> Readable:
         """The readout that runs if it was made for an equal `key` (what is read, and as whom), else a new one."""
-        if self._readout is None or self._key != key:
+        if self._readout is None or self._key != key or self._process != os.getpid():
             self.close()
-            self._readout, self._key = make(), key
+            self._readout, self._key, self._process = make(), key, os.getpid()
             owner = self._owner()
             assert owner is not None
-            self._end = weakref.finalize(owner, self._readout.close)
+            self._end = weakref.finalize(owner, _close, self._readout, self._process)
         return self._readout
 
     @property
@@ -216,9 +223,16 @@ class Playback:
 
     def close(self) -> None:
         """Ends the readout. Idempotent."""
+        if self._readout is not None and self._process != os.getpid():
+            _of_parents.append(self._readout)
         if self._end is not None:
             self._end()
         self._readout = self._end = None
+
+
+def _close(readout: Readable, process: int) -> None:
+    if process == os.getpid():
+        readout.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +256,7 @@ class Pass(Iterator[Any]):
         self._length = length
         self._step = readout.begin(runs_on=length.runs_on)
         self._began = (readout.iteration, readout.moves)
+        self._process = os.getpid()
         self._ended = length.steps is not None and self._step >= length.steps
 
     def __iter__(self) -> Self:
@@ -250,6 +265,11 @@ class Pass(Iterator[Any]):
     def __next__(self) -> Any:
         if self._ended:
             raise StopIteration
+        if self._process != os.getpid():
+            raise StateError(
+                f"this iterator is of process {self._process}, from which this one was forked without its threads and "
+                f"workers: iterate the loader anew here"
+            )
         if self._began != (self._readout.iteration, self._readout.moves):
             raise StateError(
                 "this iterator has ended: its loader was closed, iterated again or moved since; iterate it anew"

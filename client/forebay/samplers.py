@@ -169,6 +169,11 @@ class SamplerEpochs:
         self._samplers = [sampler for sampler in candidates if callable(getattr(sampler, "set_epoch", None))]
         self._seen = self._epoch()
 
+    @property
+    def chosen(self) -> int:
+        """The epoch that was set before the loader was made; 0 where none was."""
+        return max(0, self._seen or 0)
+
     def follow(self, set_epoch: Callable[[int], None]) -> None:
         """Passes the sampler's epoch on where it has been set since."""
         epoch = self._epoch()

@@ -22,6 +22,9 @@ class Topology:
     world_size: int
 
     def __post_init__(self) -> None:
+        for name, number in (("rank", self.rank), ("world_size", self.world_size)):
+            if not isinstance(number, int) or isinstance(number, bool):
+                raise ConfigurationError(f"{name}={number!r}: give a whole number")
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ConfigurationError(
                 f"rank {self.rank} of world size {self.world_size} does not exist: ranks are 0 to world_size - 1"

@@ -1,5 +1,7 @@
 """Which share of each step a process reads."""
 
+from typing import Any
+
 import pytest
 
 from forebay.topology import Ranks, Topology, nodes
@@ -24,6 +26,12 @@ def test_a_process_alone_is_rank_0_of_1() -> None:
 def test_half_a_topology_or_one_that_does_not_exist_is_refused(rank: int | None, world_size: int | None) -> None:
     with pytest.raises(ConfigurationError):
         Ranks(rank, world_size).resolve({})
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [("0", "2"), (0, 2.0), (True, 2)])
+def test_what_is_no_whole_number_is_refused_by_its_name(rank: Any, world_size: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"=('0'|2\.0|True): give a whole number"):
+        Ranks(rank, world_size)
 
 
 @pytest.mark.parametrize("environment", [{"RANK": "x", "WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"}])

@@ -3,6 +3,7 @@
 import json
 import random
 import sqlite3
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,7 +16,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import StackDataset, Subset, TensorDataset
 
 import forebay
 from forebay.order import Order
@@ -246,6 +247,31 @@ def test_a_subset_is_read_sample_by_sample_so_that_each_has_its_random_numbers()
     assert len(set(noise[0])) == 3
 
 
+def test_a_subset_of_a_subset_and_a_stack_are_read_sample_by_sample_too() -> None:
+    numbers: Any = Numbers(9)
+    subset = Subset(Subset(numbers, range(9)), [4, 2, 8])
+    (batch,) = forebay.DataLoader(subset, 3)
+    for stacked in (StackDataset(x=subset), StackDataset(x=StackDataset(x=subset))):
+        (inner,) = forebay.DataLoader(stacked, 3)
+        while "noise" not in inner:
+            inner = inner["x"]
+        assert inner["noise"].tolist() == batch["noise"].tolist()
+    assert len(set(batch["noise"].tolist())) == 3
+
+
+def test_a_subset_or_a_stack_of_what_reads_many_at_once_asks_it_for_a_batch_at_once() -> None:
+    dataset: Any = Many()
+    assert [batch.tolist() for batch in forebay.DataLoader(Subset(Subset(dataset, range(1, 10)), [0, 8, 4]), 2)] == [
+        [10, 90],
+        [50],
+    ]
+    assert dataset.calls == [[1, 9], [5]]
+    plain: Any = range(10)
+    (batch,) = forebay.DataLoader(StackDataset(dataset, plain), 10)
+    assert [column.tolist() for column in batch] == [list(range(0, 100, 10)), list(range(10))]
+    assert dataset.calls[2:] == [list(range(10))]
+
+
 def test_without_workers_the_trainers_own_thread_reads(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "data.db")
     connection.execute("create table samples (id integer primary key, value text)")
@@ -287,6 +313,22 @@ def test_a_dataset_that_has_grown_between_epochs_is_read_whole_in_the_next() -> 
     assert sorted(sample for batch in loader for sample in batch["x"].tolist()) == list(range(9))
 
 
+def test_a_length_that_changes_within_an_epoch_counts_from_the_next_and_a_state_says_which_one_it_is_of() -> None:
+    dataset = Growing(6)
+    loader = forebay.DataLoader(dataset, 2, True)
+    batches = iter(loader)
+    seen = next(batches)["x"].tolist()
+    dataset.samples = 9
+    assert loader.remaining == 2
+    state = loader.state_dict()
+    for other in (forebay.DataLoader(dataset, 2, True), loader):
+        with pytest.raises(StateMismatch, match=r"dataset.samples is 9 here, 6 in the state"):
+            other.load_state_dict(state)
+    assert loader.state_dict() == state
+    assert sorted([*seen, *(sample for batch in batches for sample in batch["x"].tolist())]) == list(range(6))
+    assert sorted(sample for batch in loader for sample in batch["x"].tolist()) == list(range(9))
+
+
 class Unsized:
     def __getitem__(self, index: int) -> int:
         return index
@@ -303,6 +345,8 @@ class Unsized:
         ([1, 2], {"shuffle": "window"}, "permutation of all"),
         ([1, 2], {"drop_last": True, "tail": "pad"}, "contradict"),
         ([1, 2], {"rank": 0}, "go together"),
+        ([1, 2], {"rank": "0", "world_size": "1"}, "rank='0': give a whole number"),
+        (Numbers(sys.maxsize + 1), {}, "no length"),
         ([1, 2], {"extras": ["position"]}, "can carry"),
         ([1, 2], {"seed": "one"}, "seed"),
         ([1, 2], {"batch_transform": 3}, "cannot be called"),

@@ -298,6 +298,25 @@ def test_the_epoch_that_a_script_sets_on_its_sampler_is_followed() -> None:
     assert values(later) == epochs[1]
 
 
+@pytest.mark.parametrize("make", [lambda: DistributedSampler(Numbers(), 1, 0, seed=2), Keyed], ids=["torchs", "own"])
+def test_a_loader_begins_with_the_epoch_that_its_sampler_was_set_to_before(make: Any) -> None:
+    epochs = []
+    sampler = make()
+    loader = forebay.DataLoader(Numbers(), 10, sampler=sampler)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        epochs.append(values(loader))
+    sampler = make()
+    for epoch in (0, 2, 1):
+        sampler.set_epoch(epoch)
+        later = forebay.DataLoader(Numbers(), 10, sampler=sampler)
+        assert later.epoch == epoch
+        assert values(later) == epochs[epoch]
+    resumed = forebay.DataLoader(Numbers(), 10, sampler=sampler)
+    resumed.load_state_dict(loader.state_dict())
+    assert resumed.epoch == 3
+
+
 def test_an_epoch_set_on_the_sampler_does_not_drop_a_loaded_position() -> None:
     def make() -> tuple[Any, forebay.DataLoader]:
         sampler: Any = DistributedSampler(Numbers(), 1, 0)

@@ -77,6 +77,25 @@ def test_a_trainer_that_is_a_child_of_multiprocessing_exits_in_the_middle_of_an_
         assert all(is_gone(pid) for pid in pids)
 
 
+@pytest.mark.parametrize("loader", LOADERS.values(), ids=list(LOADERS))
+def test_a_child_forked_in_mid_epoch_is_told_so_reads_anew_and_leaves_its_parent_reading(
+    loader: dict[str, Any], home: Path
+) -> None:
+    check_fork({"loader": loader}, home)
+
+
+def test_a_child_forked_while_worker_processes_read_a_stateful_dataset_leaves_them_to_its_parent(home: Path) -> None:
+    check_fork({"loader": {"num_workers": 2}, "is_stateful": True}, home)
+
+
+def check_fork(options: dict[str, Any], home: Path) -> None:
+    with trainer(home, "forks_in_mid_epoch", options) as process:
+        assert process.wait(SECONDS) == 0, process.output()
+        told, anew, left = said(process)
+    assert "iterate the loader anew" in told
+    assert (anew, left) == (200, 199)
+
+
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_a_trainer_that_is_killed_leaves_no_worker_and_no_file(method: str, home: Path) -> None:
     shared = set(Path("/dev/shm").iterdir())

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -127,6 +127,50 @@ def leaves_early_in_a_child(options: dict[str, Any]) -> None:
     sys.exit(child.exitcode)
 
 
+def forks_in_mid_epoch(options: dict[str, Any]) -> None:
+    """A forked child reads on, then iterates anew and ends the loader; says what it has met, and what its parent has
+    left.
+    """
+    dataset = Counted(400) if options.get("is_stateful") else Numbers(400)
+    loader = forebay.DataLoader(dataset, 2, **options["loader"])
+    batches = iter(loader)
+    next(batches)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(50)
+        try:
+            next(batches)
+        except forebay.StateError as error:
+            say(str(error))
+        del batches
+        say(len(list(loader)))
+        loader.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    say(len(list(batches)))
+    loader.close()
+
+
+class Counted(torch.utils.data.IterableDataset[int]):
+    """An iterable that keeps its own position and shares itself out over two workers."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.count = length, 0
+
+    def __iter__(self) -> Iterator[int]:
+        mine = range(getattr(torch.utils.data.get_worker_info(), "id", 0), self.length, 2)
+        for number in mine[self.count :]:
+            self.count += 1
+            yield number
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
 def used_obstore(options: dict[str, Any]) -> None:
     """Has used obstore before its workers start, which a forked one would not survive if it did so too."""
     logging.basicConfig(stream=sys.stderr)
@@ -196,6 +240,7 @@ TRAINERS: dict[str, Callable[[dict[str, Any]], None]] = {
     "leaves_early": leaves_early,
     "leaves_early_in_a_child": leaves_early_in_a_child,
     "stuck": stuck,
+    "forks_in_mid_epoch": forks_in_mid_epoch,
     "used_obstore": used_obstore,
     "large_batches": large_batches,
 }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.utils.data import Subset
+from torch.utils.data import StackDataset, Subset
 
 from forebay.loading.assembly import Assembly, Clock
 from forebay.loading.attempts import Attempt
@@ -100,6 +100,17 @@ def _index(piece: int, row: int) -> tuple[None, int]:
 def _reads_many(dataset: Any) -> Callable[[list[int]], list[Any]] | None:
     """`dataset.__getitems__`, which torch prefers; not where it would only hide the single samples from us."""
     many = getattr(dataset, "__getitems__", None)
-    if isinstance(dataset, Subset) and not callable(getattr(dataset.dataset, "__getitems__", None)):
+    if not callable(many):
         return None
-    return many if callable(many) else None
+    wrapped = _wrapped(dataset)
+    return many if wrapped is None or any(_reads_many(inner) is not None for inner in wrapped) else None
+
+
+def _wrapped(dataset: Any) -> list[Any] | None:
+    """What one of torch's own datasets passes the call on to, which has `__getitems__` whatever it wraps."""
+    many = getattr(type(dataset), "__getitems__", None)
+    if many is Subset.__getitems__:
+        return [dataset.dataset]
+    if many is StackDataset.__getitems__:
+        return list(dataset.datasets.values() if isinstance(dataset.datasets, dict) else dataset.datasets)
+    return None

@@ -124,6 +124,7 @@ class _Pickler(pickle.Pickler):
 def _is_plain(value: torch.Tensor) -> bool:
     return (
         value.layout is torch.strided
+        and not value.is_nested
         and value.device.type == "cpu"
         and not (value.requires_grad or value.is_conj() or value.is_neg() or value.is_quantized)
         and not value.__dict__

@@ -62,6 +62,13 @@ def test_a_tensor_comes_back_with_its_values_type_and_layout(ends: Ends, tensor:
         assert back.stride() == tensor.stride()
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_a_nested_tensor_comes_back(ends: Ends) -> None:
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.arange(3.0)])
+    back = passed(ends, nested)
+    assert [part.tolist() for part in back.unbind()] == [[1, 1], [0, 1, 2]]
+
+
 @pytest.mark.parametrize("length", [1, INLINE_BYTES, 300_000])
 def test_small_and_large_values_of_every_kind_come_back_and_can_be_written(ends: Ends, length: int) -> None:
     value: dict[str, Any] = {
