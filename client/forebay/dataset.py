@@ -16,7 +16,7 @@ from typing import Any, SupportsIndex
 from torch.utils.data import IterableDataset
 
 from forebay import progress
-from forebay.loading.assembly import Assembly
+from forebay.loading.assembly import Assembly, checked_extras
 from forebay.loading.engine import Feed
 from forebay.loading.lookahead import Depth
 from forebay.loading.stream_reader import StreamReaderSpec
@@ -91,7 +91,7 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         address: str | None = None,
     ) -> None:
         ranks = Ranks(rank, world_size, device_mesh, process_group)
-        super().__init__(batch_size=batch_size, tail=tail, ranks=ranks, extras=tuple(extras))
+        super().__init__(batch_size=batch_size, tail=tail, ranks=ranks, extras=checked_extras(extras))
         self.source = _urls(source)
         self.format = compose(_format(format), where=where, packing=packing)
         self.columns = None if columns is None else _names(columns)

@@ -18,7 +18,7 @@ from torch.utils.data import Sampler, default_collate, default_convert
 from forebay.adoption import BATCH_SIZE, Wanted, adopt, settle
 from forebay.delegated import DelegatedDataset
 from forebay.iteration import Handover, Length, Pass, Playback
-from forebay.loading.assembly import Assembly
+from forebay.loading.assembly import Assembly, checked_extras
 from forebay.loading.attempts import OnError
 from forebay.loading.carried import Ahead, InTurn, Processes, Source, StreamSpec
 from forebay.loading.chunk import Batch
@@ -147,7 +147,7 @@ class DataLoader(TorchDataLoader[Any]):
             seed=seed,
             tail=tail,
             ranks=Ranks(rank, world_size, device_mesh, process_group),
-            extras=None if extras is None else tuple(extras),
+            extras=None if extras is None else checked_extras(extras),
             buckets=buckets,
             address=address,
             processes=0 if worker_type == "thread" else num_workers,

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset
 
 from forebay import progress
 from forebay.dataset import StreamingDataset
-from forebay.loading.assembly import Assembly
+from forebay.loading.assembly import Assembly, checked_extras
 from forebay.loading.engine import Feed
 from forebay.loading.leases import SharedLeases
 from forebay.loading.lookahead import Depth
@@ -70,7 +70,7 @@ class Mixture(Ordered, IterableDataset[Any]):
         block: int = DEFAULT_BLOCK,
     ) -> None:
         ranks = Ranks(rank, world_size, device_mesh, process_group)
-        super().__init__(batch_size=batch_size, tail=tail, ranks=ranks, extras=tuple(extras))
+        super().__init__(batch_size=batch_size, tail=tail, ranks=ranks, extras=checked_extras(extras))
         checked = {name: _source(name, given) for name, given in _named(sources).items()}
         self.sources = {name: dataset for name, (dataset, _) in checked.items()}
         self.weights = {name: weight for name, (_, weight) in checked.items()}

@@ -242,6 +242,18 @@ def test_a_dataset_that_reads_many_at_once_is_asked_for_a_batch_at_once() -> Non
     assert dataset.calls == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
+class Fewer(Many):
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return indices[1:]
+
+
+def test_a_dataset_that_gives_fewer_samples_than_asked_for_is_refused_where_extras_would_stand_beside_others() -> None:
+    assert len(next(iter(forebay.DataLoader(Fewer(), 4)))) == 3
+    loader = forebay.DataLoader(Fewer(), 4, extras=[forebay.POSITION], collate_fn=lambda samples: {"x": samples})
+    with pytest.raises(ConfigurationError, match="3 samples for 4 indices"):
+        next(iter(loader))
+
+
 def test_a_subset_is_read_sample_by_sample_so_that_each_has_its_random_numbers() -> None:
     noise = [batch["noise"].tolist() for batch in forebay.DataLoader(Subset(Numbers(9), [4, 2, 8]), 3)]  # type: ignore[arg-type]
     assert len(set(noise[0])) == 3
@@ -348,6 +360,7 @@ class Unsized:
         ([1, 2], {"rank": "0", "world_size": "1"}, "rank='0': give a whole number"),
         (Numbers(sys.maxsize + 1), {}, "no length"),
         ([1, 2], {"extras": ["position"]}, "can carry"),
+        ([1, 2], {"extras": forebay.POSITION}, "is one name"),
         ([1, 2], {"seed": "one"}, "seed"),
         ([1, 2], {"batch_transform": 3}, "cannot be called"),
         ([1, 2], {"steps": 0}, "steps"),

@@ -74,6 +74,13 @@ class Assembly:
         return batch
 
 
+def checked_extras(extras: Sequence[str]) -> tuple[str, ...]:
+    """The names, if they are several: the letters of one are none."""
+    if isinstance(extras, str):
+        raise ConfigurationError(f"extras={extras!r} is one name: give a list, [{extras!r}]")
+    return tuple(extras)
+
+
 class Clock:
     """Collects the stages of a step."""
 

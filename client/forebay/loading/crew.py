@@ -122,13 +122,11 @@ class Crew:
         """
         for file, _ in self._poll.poll(1000 * seconds):
             worker = next(worker for worker in self._workers if worker.link.fileno() == file)
-            try:
-                number, result = worker.link.receive()
-            except EOFError:
+            message = self._message(worker)
+            if message is None:
                 self._replace(worker)
                 continue
-            except Exception as error:
-                raise WorkerError(f"what {worker.name} sent cannot be read here: {one_line(error)}") from error
+            number, result = message
             if number == READY:
                 worker.is_ready = True
                 continue
@@ -138,6 +136,15 @@ class Crew:
                 _send_on(worker)
             if task is not None:
                 yield task, result
+
+    def _message(self, worker: _Worker) -> tuple[int, Result] | None:
+        """What the worker sent; None where it has ended."""
+        try:
+            return worker.link.receive()
+        except EOFError:
+            return None
+        except Exception as error:
+            raise WorkerError(f"what {worker.name} sent cannot be read here: {one_line(error)}") from error
 
     def stuck(self, task: Task) -> str:
         """In words, the worker that has this task and what it is at. Any thread."""

@@ -28,7 +28,7 @@ _BEFORE_READY = (
     "do its work under `if __name__ == '__main__':`"
 )
 _BY_SOMEONE = "something outside the trainer sent it"
-_BY_ITSELF = "does the transform or collate_fn call os._exit() or sys.exit()?"
+_BY_ITSELF = "look whether the transform or collate_fn calls os._exit() or sys.exit()"
 
 
 def cause_of_death(exit_code: int | None, *, is_ready: bool) -> str:

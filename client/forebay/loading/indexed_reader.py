@@ -14,6 +14,7 @@ from forebay.loading.assembly import Assembly, Clock
 from forebay.loading.attempts import Attempt
 from forebay.loading.chunk import Batch, Chunk
 from forebay.sampling import SampleStream, begin_step
+from forebay_core.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,19 @@ class IndexedReader:
     ) -> list[Any] | None:
         """The samples, had by one call; None where they have to be had one by one to know which one is bad."""
         try:
-            return many(indices)
+            samples = many(indices)
         except Exception as error:
             if attempt.skips(error):
                 return None
             attempt.note(error)
             raise
+        if self._assembly.extras and len(samples) != len(indices):
+            raise ConfigurationError(
+                f"__getitems__ gave {len(samples)} samples for {len(indices)} indices, so "
+                f"extras={self._assembly.extras!r} would not stand beside their samples: give one for each, or leave "
+                f"extras out"
+            )
+        return samples
 
 
 def _index(piece: int, row: int) -> tuple[None, int]:
