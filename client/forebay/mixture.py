@@ -26,6 +26,7 @@ from forebay.opened import Stream, depth_of
 from forebay.order import MixedSequence, MixtureOrder, SharedLocated, Split
 from forebay.order.mixture import DEFAULT_BLOCK, EpochLength, apportion
 from forebay.order.mixture_plan import first_pieces, sources_of
+from forebay.order.options import integer
 from forebay.order.steps import Tail
 from forebay.ordered import Ordered, check_reachable
 from forebay.progress import Identity, SavedState
@@ -74,10 +75,10 @@ class Mixture(Ordered, IterableDataset[Any]):
         checked = {name: _source(name, given) for name, given in _named(sources).items()}
         self.sources = {name: dataset for name, (dataset, _) in checked.items()}
         self.weights = {name: weight for name, (_, weight) in checked.items()}
-        self.epoch_length, self.seed, self.block = epoch, seed, block
+        self.epoch_length, self.seed, self.block = epoch, seed, integer("block", block)
         self._windows: dict[str, int] = {}
         self._opened: _Opened | None = None
-        apportion(list(self.weights.values()), block)
+        apportion(list(self.weights.values()), self.block)
         MixtureOrder([1], [1.0], seed=seed, block=1, epoch_length=epoch)
 
     @property

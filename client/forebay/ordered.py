@@ -246,7 +246,7 @@ def checked_batch_size(batch_size: int | None, name: str = "batch_size") -> int 
 def checked_buckets(buckets: Any) -> Buckets | None:
     """The buckets, if they are any."""
     if buckets is not None and not isinstance(buckets, Buckets):
-        raise ConfigurationError(f"buckets={buckets!r}: give forebay.Buckets(lengths), or None")
+        raise ConfigurationError(f"buckets= is a {type(buckets).__name__}: give forebay.Buckets(lengths), or None")
     return buckets
 
 

@@ -410,7 +410,10 @@ def test_what_cannot_be_mixed_is_refused_by_the_name_of_the_source(directory: Pa
         given = stream(directory / "web", address, **options)
         refused(f"source 'web' has {says}.* of its own", {"web": (given, 1)})
     refused("block=1 for 2 sources", {"web": (web, 1), "code": (code, 1)}, block=1)
-    refused("epoch_length='long'", {"web": (web, 1)}, epoch="long")
+    for block in (2.5, "x"):
+        refused(f"block={block!r}", {"web": (web, 1)}, block=block)
+    refused("epoch='long'", {"web": (web, 1)}, epoch="long")
+    refused("epoch=1.5", {"web": (web, 1)}, epoch=1.5)
     refused("seed='x'", {"web": (web, 1)}, seed="x")
     refused("extras", {"web": (web, 1)}, extras=("nothing",))
     with pytest.raises(forebay.ConfigurationError, match="seed=1 here, 0 in the dataset"):

@@ -42,6 +42,8 @@ class Holdings:
 
     def __init__(self, piece_bytes: Int64) -> None:
         self._piece_bytes = piece_bytes
+        #: Of each piece that is held: what is stated of it until it has arrived, then what it takes.
+        self._sizes: dict[int, int] = {}
         self._bytes = 0
         #: Whether something that is held takes room in the cache. Nothing does where all is read in place.
         self._takes_room = False
@@ -87,8 +89,9 @@ class Holdings:
     def take(self, files: Iterable[PieceFile]) -> None:
         """Leases came in, new ones or for pieces that are held."""
         for file in files:
-            self._count(self._files.get(file.piece), -1)
-            self._count(file, 1)
+            self._takes_room = self._takes_room or not file.in_place
+            stated = 0 if file.in_place else int(self._piece_bytes[file.piece])
+            self._count(file.piece, file.size if file.inode and not file.in_place else stated)
             self._files[file.piece] = file
             if file.inode:
                 self._pending.discard(file.piece)
@@ -119,21 +122,25 @@ class Holdings:
             end, piece = heapq.heappop(self._by_end)
             if self._until.get(piece) == end:
                 del self._until[piece]
-                self._count(self._files.pop(piece, None), -1)
+                self._files.pop(piece, None)
+                self._count(piece, 0)
+                self._sizes.pop(piece, None)
                 self._pending.discard(piece)
                 passed.append(piece)
         self.next_end = self._by_end[0][0] if self._by_end else NEVER
         return passed
 
-    def _count(self, file: PieceFile | None, sign: int) -> None:
-        if file is not None and not file.in_place:
-            self._takes_room = True
-            self._bytes += sign * int(self._piece_bytes[file.piece])
+    def _count(self, piece: int, size: int) -> None:
+        self._bytes += size - self._sizes.get(piece, 0)
+        self._sizes[piece] = size
 
     def _is_pending(self, piece: int) -> bool:
         if piece not in self._pending:
             return False
-        if os.path.lexists(self._files[piece].path):
-            self._pending.discard(piece)
-            return False
-        return True
+        try:
+            size = os.lstat(self._files[piece].path).st_size
+        except OSError:
+            return True
+        self._pending.discard(piece)
+        self._count(piece, size)
+        return False

@@ -57,7 +57,7 @@ class Buckets:
         if isinstance(self.lengths, str | os.PathLike):
             object.__setattr__(self, "lengths", os.path.abspath(self.lengths))  # noqa: PTH100 - as it was given
         else:
-            object.__setattr__(self, "lengths", _whole_numbers(self.lengths, "lengths="))
+            object.__setattr__(self, "lengths", _whole_numbers(self.lengths, "lengths= is"))
 
     @cached_property
     def by_sample(self) -> npt.NDArray[Any]:
@@ -66,11 +66,12 @@ class Buckets:
             lengths: npt.NDArray[Any] = self.lengths
             return lengths
         try:
-            return _whole_numbers(np.load(self.lengths, mmap_mode="r", allow_pickle=False), self.lengths)
+            found = np.load(self.lengths, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise ConfigurationError(
                 f"the lengths in {self.lengths} cannot be read ({error}): give a .npy file of whole numbers"
             ) from error
+        return _whole_numbers(found, f"{self.lengths} holds")
 
     @cached_property
     def digest(self) -> str:

@@ -30,6 +30,7 @@ DEFAULT_BLOCK = 10_000
 """So many that weights in whole hundredths of a percent are exact; so few that a block takes half a millisecond, and
 that the draws of a source up to any position stay within a hundred or so of its share (deviation √block / 4)."""
 MAXIMUM_BLOCK = 1 << 16
+MAXIMUM_EPOCH = 1 << 48
 """A slot's number is kept in the low 16 bits of its key."""
 
 _SLOT_BITS = np.uint64(MAXIMUM_BLOCK - 1)
@@ -245,9 +246,11 @@ def _epoch_length(wanted: EpochLength, sources: list[int], slots: list[int], blo
         return max(-(-samples * block // own) for samples, own in zip(sources, slots, strict=True))
     if wanted == "shortest":
         return min(samples * block // own for samples, own in zip(sources, slots, strict=True))
-    length = wanted if isinstance(wanted, str) else integer("epoch_length", wanted)
-    if isinstance(length, str) or length < 1:
-        raise ConfigurationError(f"epoch_length={wanted!r}: give 'longest', 'shortest' or a number of positions")
+    length = wanted if isinstance(wanted, str) else integer("epoch", wanted)
+    if isinstance(length, str) or not 1 <= length <= MAXIMUM_EPOCH:
+        raise ConfigurationError(
+            f"epoch={wanted!r}: give 'longest', 'shortest' or a number of samples from 1 to {MAXIMUM_EPOCH}"
+        )
     return length
 
 

@@ -68,7 +68,8 @@ class Limit:
     def over(self, pieces: Pieces, splits: int) -> "_Chosen":
         """The rows of these pieces, which were split `splits` times before."""
         before = np.cumsum(pieces.rows) - pieces.rows
-        return _Chosen(np.clip(self.samples - before, 0, pieces.rows), None)
+        samples = min(self.samples, int(pieces.rows.sum()))
+        return _Chosen(np.clip(samples - before, 0, pieces.rows), None)
 
     def spec(self) -> dict[str, Any]:
         """What a state records, as JSON values."""

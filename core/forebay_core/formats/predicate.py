@@ -125,7 +125,7 @@ class Predicate:
 
 def _sequence(part: object, where: object) -> list[Any]:
     if isinstance(part, str | Mapping) or not isinstance(part, Sequence) or not part:
-        raise ConfigurationError(f"where={where!r} is no row filter: {_FORM}")
+        raise ConfigurationError(f"where={_shown(where)} is no row filter: {_FORM}")
     return list(part)
 
 
@@ -135,13 +135,13 @@ def _is_condition(part: object) -> bool:
 
 def _condition(part: object, where: object) -> Condition:
     if not isinstance(part, tuple | list) or len(part) != 3 or not isinstance(part[0], str):
-        raise ConfigurationError(f"where={where!r}: {part!r} is no condition: {_FORM}")
+        raise ConfigurationError(f"where={_shown(where)}: {_shown(part)} is no condition: {_FORM}")
     column, op, value = part
     if op in _SETS:
         return Condition(column, op, _values(value, part))
     if not isinstance(op, str) or op not in _COMPARISONS:
         raise ConfigurationError(
-            f"where=: {op!r} in {part!r} is no operator: there are {', '.join((*_COMPARISONS, *_SETS))}"
+            f"where=: {_shown(op)} in {_shown(part)} is no operator: there are {', '.join((*_COMPARISONS, *_SETS))}"
         )
     return Condition(column, op, _value(value, part))
 
@@ -152,7 +152,7 @@ def _values(values: object, part: object) -> tuple[Value, ...]:
     if isinstance(values, np.ndarray):
         values = values.tolist()
     if not isinstance(values, tuple | list) or not values:
-        raise ConfigurationError(f"where=: {part!r} must have a list of at least one value")
+        raise ConfigurationError(f"where=: {_shown(part)} must have a list of at least one value")
     return tuple(_value(value, part) for value in values)
 
 
@@ -163,12 +163,16 @@ def _value(value: Any, part: object) -> Value:
         value = value.isoformat()
     if not isinstance(value, str | int | float):
         raise ConfigurationError(
-            f"where=: {value!r} in {part!r} cannot be compared with: give a text, a number or a boolean "
+            f"where=: {_shown(value)} in {_shown(part)} cannot be compared with: give a text, a number or a boolean "
             f"(nulls match nothing; dates and decimals are given as text)"
         )
     if isinstance(value, float) and not math.isfinite(value):
         raise ConfigurationError(f"where=: {value!r} in {part!r} is no number that can be compared with")
     return value
+
+
+def _shown(part: object) -> str:
+    return " ".join(repr(part).split())
 
 
 def _check_comparable(kind: pa.DataType, values: Sequence[Value]) -> None:
@@ -193,11 +197,16 @@ def _array(kind: pa.DataType, values: Sequence[Value]) -> pa.Array:
     if is_number(kind):
         with np.errstate(over="ignore"):
             return numbers(np.array(values, dtype_of(kind)))
+    if types.is_time(kind):
+        days = texts([f"1970-01-01T{value}".encode() for value in values], pa.large_string())
+        return days.cast(pa.timestamp(kind.unit)).cast(kind)
     return texts([str(value).encode() for value in values], pa.large_string()).cast(kind)
 
 
 def _held(kind: pa.DataType, values: Sequence[Value]) -> list[Value]:
-    """Those that a column of the type can hold."""
+    """Those that a column of the type can hold, and each zero with the other one that it equals."""
+    if types.is_floating(kind):
+        return [*values, *(-float(value) for value in values if value == 0)]
     if not types.is_integer(kind):
         return list(values)
     least, most = _bounds(kind)

@@ -203,3 +203,6 @@ def test_lengths_and_options_that_cannot_work_are_refused_by_name(tmp_path: Path
     (tmp_path / "text.npy").write_text("1 2 3")
     with pytest.raises(ConfigurationError, match=r"text\.npy cannot be read"):
         Buckets(tmp_path / "text.npy").check(4)
+    np.save(tmp_path / "floats.npy", [1.5])
+    with pytest.raises(ConfigurationError, match=r"^/[^(]*floats\.npy holds an array of shape \(1,\) and type float64"):
+        Buckets(tmp_path / "floats.npy").check(1)

@@ -272,9 +272,10 @@ def test_mixtures_that_cannot_work_are_refused_by_name() -> None:
     refused("block=1 for 2 sources", block=1)
     refused("at most 65536", block=65_537)
     refused("block=2.5", block=2.5)
-    refused("epoch_length=0", epoch_length=0)
-    refused("epoch_length='long'", epoch_length="long")
-    refused("epoch_length=1.5", epoch_length=1.5)
+    refused("epoch=0", epoch_length=0)
+    refused(f"epoch={1 << 60}.*1 to {1 << 48}", epoch_length=1 << 60)
+    refused("epoch='long'", epoch_length="long")
+    refused("epoch=1.5", epoch_length=1.5)
     refused("seed='zero'", seed="zero")
     for weight in (0, -1, float("nan"), float("inf"), "much"):
         refused(f"weight {weight!r} of source 1", weights=[1, weight])

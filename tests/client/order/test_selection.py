@@ -319,3 +319,8 @@ def test_splits_that_cannot_work_are_refused_by_name(fractions: Any, options: di
 def test_limits_that_are_no_number_of_samples_are_refused(limit: Any) -> None:
     with pytest.raises(ConfigurationError, match="limit="):
         Limit(limit)
+
+
+def test_a_limit_beyond_any_dataset_takes_all_of_it() -> None:
+    pieces = Pieces(np.array([3, 4]), np.array([0, 1]), [b"a", b"b"])
+    assert Selection((Limit(10**30),)).over(pieces).counts.tolist() == [3, 4]

@@ -107,6 +107,9 @@ def test_a_list_of_conditions_is_and_and_a_list_of_lists_is_or() -> None:
         (pa.timestamp("us"), datetime.datetime(2024, 1, 31, 12), ("c", ">", datetime.datetime(2024, 1, 31))),
         (pa.timestamp("ms", "UTC"), datetime.datetime(2024, 1, 31, 12), ("c", ">", "2024-01-31T11:00:00Z")),
         (pa.decimal128(10, 2), Decimal("1.25"), ("c", "in", ["1.25"])),
+        (pa.time32("s"), datetime.time(5, 30), ("c", "==", datetime.time(5, 30))),
+        (pa.time64("us"), datetime.time(23, 30, 0, 7), ("c", ">=", "23:30:00.000007")),
+        (pa.time64("ns"), datetime.time(5, 30), ("c", "in", ["05:30", "06:30"])),
         (pa.float32(), 0.1, ("c", "==", 0.1)),
         (pa.float32(), 1.0, ("c", "<", 1e300)),
         (pa.int16(), 3, ("c", "in", np.array([3, 70_000]))),
@@ -130,6 +133,7 @@ def test_a_value_takes_the_columns_type(kind: pa.DataType, value: Any, where: An
         (pa.list_(pa.int64()), ("c", "==", 1)),
         (pa.binary(), ("c", "==", "a")),
         (pa.date32(), ("c", ">", "yesterday")),
+        (pa.time64("us"), ("c", ">", "25:00")),
         (pa.timestamp("us", "UTC"), ("c", ">", "2024-01-31T11:00:00")),
         (pa.int64(), ("c", "in", [1, "a"])),
     ],
@@ -165,3 +169,19 @@ def test_types_that_cannot_be_compared_are_refused_without_a_row(kind: pa.DataTy
 def test_what_is_no_filter_is_refused_when_it_is_given(where: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Predicate.parse(where)
+
+
+def test_both_zeros_are_in_a_set_that_holds_one_of_them() -> None:
+    for kind in (pa.float32(), pa.float64()):
+        batch = pa.record_batch({"c": pa.array([0.0, -0.0, 1.0, None], kind)})
+        for zero in (0, 0.0, -0.0):
+            assert _mask([("c", "in", [zero, 7])], batch) == _mask([("c", "==", zero)], batch)
+            assert _mask([("c", "not in", [zero, 7])], batch) == _mask([("c", "!=", zero)], batch)
+
+
+def test_a_value_that_is_shown_in_several_lines_is_refused_in_one_line_with_all_that_is_said() -> None:
+    given: list[Any] = [[("a", "in", np.eye(2))], [("a", "==", np.eye(2))], [np.eye(2)], np.eye(2)]
+    for where in given:
+        with pytest.raises(ConfigurationError, match=r"^where=") as refused:
+            Predicate.parse(where)
+        assert "\n" not in refused.value.args[0]
