@@ -9,7 +9,7 @@ from forebay.loading.holdings import Holdings
 
 
 def test_a_piece_counts_as_stated_until_it_has_arrived_and_then_as_large_as_its_file(tmp_path: Path) -> None:
-    stated, ends = np.array([10, 20, 40]), np.array([1, 2, 3])
+    stated, ends = np.array([10, 20, 40]), [1, 2, 3]
     holdings, arriving = Holdings(stated), tmp_path / "1"
     assert holdings.missing([0, 1, 2], ends) == [0, 1, 2]
     there = PieceFile(0, "/pieces/0", inode=1, size=700, offset=0, length=0)

@@ -42,10 +42,12 @@ class Session:
         if self.failing in pieces:
             raise SourceUnreachable("the endpoint is down")
         self.held |= set(pieces)
-        return [
-            PieceFile(piece, str(self.pending.get(piece, f"/pieces/{piece}")), int(piece not in self.pending), 0, 0, 0)
-            for piece in pieces
-        ]
+        return [self._file(piece) for piece in pieces]
+
+    def _file(self, piece: int) -> PieceFile:
+        if piece in self.pending:
+            return PieceFile(piece, str(self.pending[piece]), inode=0, size=0, offset=0, length=0)
+        return PieceFile(piece, f"/pieces/{piece}", inode=1, size=int(BYTES[piece]), offset=0, length=0)
 
     def release(self, pieces: Sequence[int]) -> None:
         self.held -= set(pieces)
