@@ -18,7 +18,7 @@ from forebay.loading.carried import Carried, Source, Start, StreamSpec, WorkerSt
 from forebay.loading.engine import lasting
 from forebay.order import Split
 from forebay.ordered import refuse_in_worker
-from forebay.progress import STATE_VERSION, Identity, Progress, SavedState
+from forebay.progress import STATE_VERSION, Progress
 from forebay.reporting import ReportTo
 from forebay.timing import BatchTiming, time_batch
 from forebay_core.errors import ConfigurationError, StateError, StateMismatch
@@ -105,7 +105,7 @@ class DelegatedDataset:
                 f"state is of one copy of the {self.name}, which shares itself out over them; give "
                 f"num_workers={state['num_workers']}, or use a dataset whose order forebay plans"
             )
-        self._progress.load(SavedState(Identity("", 0, {}), start.epoch, steps, None))
+        self._progress.resume_at(start.epoch, steps)
         self._loaded, self._batches = start, batches
 
     def iterate(

@@ -118,8 +118,12 @@ class Progress:
 
     def load(self, state: SavedState) -> None:
         """Takes a checked state over."""
-        self.epoch, self.position = state.epoch, state.position
         self.last_global_batch, self.step = state.last_global_batch, state.step
+        self.resume_at(state.epoch, state.position)
+
+    def resume_at(self, epoch: int, position: int) -> None:
+        """The next iteration goes on there, whatever came before."""
+        self.epoch, self.position = epoch, position
         self.resuming = self._loaded = True
         self.moves += 1
 

@@ -33,6 +33,14 @@ Messages are one line: what was wrong, where, what to do. An error crosses the w
 class ForebayError(Exception):
     """Base of all errors that forebay raises on purpose."""
 
+    def __str__(self) -> str:
+        """What was said. Where torch's loader has put a worker's traceback before it, the line that was said there."""
+        said = str(self.args[0]) if self.args else type(self).__name__
+        if not (said.startswith("Caught ") and "\nOriginal Traceback" in said):
+            return said
+        last_line = said.rstrip().rpartition("\n")[2]
+        return last_line.removeprefix(f"{type(self).__module__}.{type(self).__qualname__}: ")
+
 
 class ConfigurationError(ForebayError, ValueError):
     """An option or argument that cannot work."""

@@ -137,9 +137,7 @@ def test_a_state_of_another_selection_is_refused_and_the_selection_named(node: D
     parts = whole.split({"a": 0.5, "b": 0.5})
     state = json.loads(json.dumps(parts["a"].state_dict()))
     for other in (parts["b"], whole, whole.split({"a": 0.5, "b": 0.5}, seed=1)["a"], stream(node, source, limit=210)):
-        with pytest.raises(
-            forebay.StateMismatch, match=r"order\.selection is .* here, .*'portion': 'a'.* in the state"
-        ):
+        with pytest.raises(forebay.StateMismatch, match=r"order\.selection\S* is .* here, .* in the state"):
             other.load_state_dict(state)
     again = stream(node, source).split({"b": 0.5, "a": 0.5})["a"]
     again.load_state_dict(state)

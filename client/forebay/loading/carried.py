@@ -23,7 +23,6 @@ from forebay.loading.chunk import Closed
 from forebay.loading.processes import WorkerOptions
 from forebay.order.philox import seed_digest
 from forebay.timing import Stage
-from forebay_core.errors import ForebayError
 
 _CLOSE_SECONDS = 5.0
 
@@ -277,10 +276,7 @@ class Processes:
 
     def next(self) -> Carried:
         assert self._carried is not None
-        try:
-            return next(self._carried)
-        except ForebayError as error:
-            raise _as_raised(error) from error
+        return next(self._carried)
 
     def close(self) -> None:
         iterator, self._carried = self._carried, None
@@ -342,10 +338,3 @@ class Beginning:
 
 def _as_it_is(carried: Any) -> Any:
     return carried
-
-
-def _as_raised(error: ForebayError) -> ForebayError:
-    """The error as the worker raised it: torch's loader says the worker's traceback, which ends with that."""
-    kind = type(error)
-    last_line = str(error).rstrip().rpartition("\n")[2]
-    return kind(last_line.removeprefix(f"{kind.__module__}.{kind.__qualname__}: "))

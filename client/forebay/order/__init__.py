@@ -9,17 +9,17 @@ no I/O but for a file of lengths, and knows nothing of torch or the daemon.
 """
 
 from forebay.order.buckets import BucketedSequence, Buckets, shared, spec_of
-from forebay.order.engine import EpochOrder, Located, Order, Place
+from forebay.order.engine import EpochOrder, Order
 from forebay.order.listed import BatchedOrder, ListedOrder, Listing, Lists
 from forebay.order.located_plan import SharedLocated
-from forebay.order.mixture import Draws, MixtureEpoch, MixtureOrder, in_step_order
+from forebay.order.mixture import Draws, MixtureOrder, in_step_order
 from forebay.order.mixture_plan import MixedSequence
 from forebay.order.needs import Needs
 from forebay.order.options import OrderOptions, Shuffle
 from forebay.order.plan import RankPlan
 from forebay.order.rank_order import RankOrder, SharedOrder
-from forebay.order.selection import Limit, Pieces, Portion, SelectedRows, Selection, SplitBy, portions
-from forebay.order.share import Runs, runs
+from forebay.order.selection import Limit, Pieces, SelectedRows, Selection, SplitBy, portions
+from forebay.order.share import runs
 from forebay.order.steps import Split, Step, Tail
 
 __all__ = [
@@ -32,19 +32,14 @@ __all__ = [
     "ListedOrder",
     "Listing",
     "Lists",
-    "Located",
     "MixedSequence",
-    "MixtureEpoch",
     "MixtureOrder",
     "Needs",
     "Order",
     "OrderOptions",
     "Pieces",
-    "Place",
-    "Portion",
     "RankOrder",
     "RankPlan",
-    "Runs",
     "SelectedRows",
     "Selection",
     "SharedLocated",
