@@ -42,8 +42,10 @@ class Holdings:
 
     def __init__(self, piece_bytes: Int64) -> None:
         self._piece_bytes = piece_bytes
-        #: Of each piece that is held: what is stated of it until it has arrived, then what it takes.
+        #: Of each piece that is held: what is expected of it until it has arrived, then what it takes.
         self._sizes: dict[int, int] = {}
+        #: What the pieces that have arrived so far were stated to take, and took: decoded they may be much larger.
+        self._stated = self._taken = 0
         self._bytes = 0
         #: Whether something that is held takes room in the cache. Nothing does where all is read in place.
         self._takes_room = False
@@ -77,7 +79,7 @@ class Holdings:
         if not self._takes_room:
             return 0
         missing = [piece for piece in pieces if piece not in self._files]
-        return self._bytes + int(self._piece_bytes[missing].sum())
+        return self._bytes + self._expected(missing)
 
     def replace(self, files: deque[PieceFile]) -> None:
         """Takes in, and empties, what readers had to lease again; pieces that are not held any more are left out."""
@@ -90,9 +92,13 @@ class Holdings:
         """Leases came in, new ones or for pieces that are held."""
         for file in files:
             self._takes_room = self._takes_room or not file.in_place
-            stated = 0 if file.in_place else int(self._piece_bytes[file.piece])
-            self._count(file.piece, file.size if file.inode and not file.in_place else stated)
             self._files[file.piece] = file
+            if file.in_place:
+                self._count(file.piece, 0)
+            elif file.inode:
+                self._arrive(file.piece, file.size)
+            else:
+                self._count(file.piece, self._expected([file.piece]))
             if file.inode:
                 self._pending.discard(file.piece)
             else:
@@ -130,6 +136,16 @@ class Holdings:
         self.next_end = self._by_end[0][0] if self._by_end else NEVER
         return passed
 
+    def _expected(self, pieces: Sequence[int]) -> int:
+        """What pieces will take, by what is stated of them and by how that was with those that have arrived."""
+        stated = int(self._piece_bytes[pieces].sum())
+        return stated if self._taken <= self._stated else stated * self._taken // max(1, self._stated)
+
+    def _arrive(self, piece: int, size: int) -> None:
+        self._stated += int(self._piece_bytes[piece])
+        self._taken += size
+        self._count(piece, size)
+
     def _count(self, piece: int, size: int) -> None:
         self._bytes += size - self._sizes.get(piece, 0)
         self._sizes[piece] = size
@@ -142,5 +158,5 @@ class Holdings:
         except OSError:
             return True
         self._pending.discard(piece)
-        self._count(piece, size)
+        self._arrive(piece, size)
         return False
