@@ -39,13 +39,18 @@ class SmallCacheWarning:
         self._order, self._piece_bytes, self._window = order, piece_bytes, window
         self._with_window, self._capacity_bytes = with_window, capacity_bytes
         self._has_spoken = False
+        self._growth = 1.0
 
-    def __call__(self, epoch: int, budget_bytes: int) -> None:
-        """The loader cannot hold what it should: `budget_bytes` is its part of the cache."""
+    def __call__(self, epoch: int, budget_bytes: int, growth: float = 1.0) -> None:
+        """The loader cannot hold what it should: `budget_bytes` is its part of the cache.
+
+        growth: how much larger in the cache the pieces have turned out to be than they were stated.
+        """
         if self._has_spoken:
             return
         self._has_spoken = True
-        mixed = mixed_bytes(self._order, self._piece_bytes, epoch)
+        self._growth = growth
+        mixed = self._mixed(self._order, epoch)
         _log.warning(
             "the order mixes about %s at a time and the cache gives this loader %s, so pieces may be fetched again "
             "within the epoch: %s",
@@ -66,11 +71,14 @@ class SmallCacheWarning:
     def _fitting_window(self, window: int, epoch: int, budget_bytes: int) -> int | None:
         """The largest window found that fits into the budget, from this one on down, or None."""
         while window > 1:
-            mixed = mixed_bytes(self._with_window(window), self._piece_bytes, epoch)
+            mixed = self._mixed(self._with_window(window), epoch)
             if mixed <= budget_bytes:
                 return window
             window = min(window - 1, window * budget_bytes // mixed)
         return None
+
+    def _mixed(self, order: RankOrder, epoch: int) -> int:
+        return int(mixed_bytes(order, self._piece_bytes, epoch) * self._growth)
 
 
 def mixed_bytes(order: RankOrder, piece_bytes: Int64, epoch: int) -> int:

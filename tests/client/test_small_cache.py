@@ -70,3 +70,10 @@ def test_no_window_is_named_where_none_fits_and_another_shuffle_where_all_is_mix
     caplog.clear()
     warning(shared(None, "global"), 4 << 30)(0, 1 << 30)
     assert 'or take shuffle="window"' in said(caplog)
+
+
+def test_pieces_that_turned_out_larger_than_stated_count_as_they_are(caplog: pytest.LogCaptureFixture) -> None:
+    order = shared(1000)
+    stated = mixed_bytes(order, PIECE_BYTES, 0)
+    warning(order)(0, 1 << 30, 7.0)
+    assert f"mixes about {7 * stated / (1 << 30):.3g} GiB" in said(caplog)

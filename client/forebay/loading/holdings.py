@@ -109,6 +109,11 @@ class Holdings:
         return tuple(self._files[piece]._replace(until=self._until[piece]) for piece in pieces)
 
     @property
+    def growth(self) -> float:
+        """How much larger than stated what has arrived was; 1 where it was not, or nothing has."""
+        return max(1.0, self._taken / self._stated) if self._stated else 1.0
+
+    @property
     def has_pending(self) -> bool:
         """True where any piece may not have arrived yet."""
         return bool(self._pending)
@@ -138,8 +143,7 @@ class Holdings:
 
     def _expected(self, pieces: Sequence[int]) -> int:
         """What pieces will take, by what is stated of them and by how that was with those that have arrived."""
-        stated = int(self._piece_bytes[pieces].sum())
-        return stated if self._taken <= self._stated else stated * self._taken // max(1, self._stated)
+        return int(int(self._piece_bytes[pieces].sum()) * self.growth)
 
     def _arrive(self, piece: int, size: int) -> None:
         self._stated += int(self._piece_bytes[piece])

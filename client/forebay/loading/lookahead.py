@@ -27,8 +27,9 @@ from forebay.loading.waits import Asking
 from forebay.order import Needs, RankOrder, RankPlan
 from forebay.order.rank_order import rank_samples
 
-OnSmallCache = Callable[[int, int], None]
-"""Called on the planner's thread with the epoch, and the bytes that should be held at once."""
+OnSmallCache = Callable[[int, int, float], None]
+"""Called on the planner's thread with the epoch, the bytes that should be held at once, and by how much what has
+arrived was larger than stated."""
 HEARTBEAT_SECONDS = 1.0
 _BLOCK_STEPS = 256
 _BLOCK_SAMPLES = 16384
@@ -320,7 +321,7 @@ class Lookahead:
     def _exceed_budget(self, session: Leases, epoch: int, pieces: Sequence[int]) -> None:
         """No step is under way, and the next one does not fit beside what is held for later ones."""
         budget = session.budget_bytes
-        self._on_small_cache(epoch, budget)
+        self._on_small_cache(epoch, budget, self._holdings.growth)
         if self._holdings.bytes_with(pieces) > budget + budget // 2 and not self._is_frugal(session):
             self._frugal_bytes = budget
             self._holdings.shorten(self._delivered)

@@ -209,7 +209,7 @@ def test_with_a_small_cache_no_more_is_held_than_the_budget_or_the_next_step() -
 
 
 def test_a_cache_smaller_than_what_is_mixed_is_said_and_only_the_steps_under_way_are_held() -> None:
-    session, said = Session(), list[tuple[int, int]]()
+    session, said = Session(), list[tuple[int, int, float]]()
     session.budget_bytes = 300
     with planning(
         lambda: session, depth=Depth(64, 8), window=25, on_small_cache=lambda *told: said.append(told)
@@ -223,7 +223,7 @@ def test_a_cache_smaller_than_what_is_mixed_is_said_and_only_the_steps_under_way
                 assert {file.until for file in chunk.files} == {chunk.end}
                 assert session.held_bytes() <= max(300 + BYTES[list(wanted)].sum(), 2 * BYTES[list(wanted)].sum())
     assert frugal > 60
-    assert said[0] == (0, 300)
+    assert said[0] == (0, 300, 1.0)
 
 
 def test_nothing_is_said_of_a_cache_that_holds_what_is_mixed_or_that_is_not_used() -> None:
@@ -239,7 +239,7 @@ def test_nothing_is_said_of_a_cache_that_holds_what_is_mixed_or_that_is_not_used
         def connect(session: Session = session) -> Session:
             return session
 
-        def tell(epoch: int, budget_bytes: int, said: list[tuple[int, int]] = said) -> None:
+        def tell(epoch: int, budget_bytes: int, _: float, said: list[tuple[int, int]] = said) -> None:
             said.append((epoch, budget_bytes))
 
         with planning(connect, window=25, on_small_cache=tell) as lookahead:
