@@ -215,12 +215,12 @@ class DataLoader(TorchDataLoader[Any]):
     @property
     def epoch(self) -> int:
         """The epoch of the next batch, from 0."""
-        return self._ordered.epoch
+        return self._place()[0]
 
     @property
     def position(self) -> int:
         """Samples of that epoch already handed out, over all ranks."""
-        return self._ordered.position
+        return self._place()[1]
 
     @property
     def remaining(self) -> int:
@@ -351,6 +351,16 @@ class DataLoader(TorchDataLoader[Any]):
             pin=Batch.pin_memory if self._pins else None,
             dataset=self.dataset,
         )
+
+    def _place(self) -> tuple[int, int]:
+        """Epoch and position of the next batch; in the next epoch where a resumed one has no whole step left."""
+        ordered = self._ordered
+        epoch, position = ordered.epoch, ordered.position
+        may_be_over = position > 0 and self.tail == "drop"
+        if not may_be_over or not isinstance(ordered, Ordered) or not ordered._progress.resuming:
+            return epoch, position
+        is_over = ordered._steps(self._split(), position) == 0
+        return (epoch + 1, 0) if is_over else (epoch, position)
 
     def _depth(self, ordered: Ordered, split: Split) -> Depth:
         """With readers beside the trainer: what lies with them, the step being handed out, and one for its place."""

@@ -143,6 +143,17 @@ def test_a_tail_that_drops_hands_out_whole_steps_only() -> None:
     assert (state["epoch"], state["position"]) == (1, 0)
 
 
+def test_a_resumed_epoch_with_no_whole_step_left_is_over_and_epochs_are_counted_so() -> None:
+    first = forebay.DataLoader(Numbers(40), 10, True, tail="drop")
+    next(iter(first))
+    resumed = forebay.DataLoader(Numbers(40), 40, True, tail="drop")
+    resumed.load_state_dict(first.state_dict())
+    assert (resumed.epoch, resumed.position, resumed.remaining) == (1, 0, 1)
+    trained = [epoch for epoch in range(resumed.epoch, 2) for _ in resumed]
+    assert trained == [1], "as many epochs as were left"
+    assert (resumed.epoch, resumed.position) == (2, 0)
+
+
 @pytest.mark.parametrize("tail", ["even", "pad"])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 6])
 def test_an_evaluation_counts_every_sample_once(world_size: int, tail: Any) -> None:
