@@ -26,6 +26,7 @@ STATUS: dict[type[errors.ForebayError], grpc.StatusCode] = {
     errors.StateError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.StateMismatch: grpc.StatusCode.FAILED_PRECONDITION,
     errors.SampleError: grpc.StatusCode.DATA_LOSS,
+    errors.WorkerError: grpc.StatusCode.INTERNAL,
     errors.PieceGone: grpc.StatusCode.NOT_FOUND,
     errors.DaemonError: grpc.StatusCode.INTERNAL,
     errors.DaemonUnavailable: grpc.StatusCode.UNAVAILABLE,
