@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import forebay
 from tests.integration.trainers import in_order, job, reference, same_batches
 from tests.server.daemons import Daemon, daemon
 from tests.support.data import tokens, write_parquet, write_tokens
-from tests.support.processes import HOME_VARIABLE, end_processes_of
+from tests.support.processes import HOME_VARIABLE, end_processes_of, eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -542,7 +543,12 @@ def test_closing_leaves_no_threads_processes_or_descriptors(source: str, address
         with job(source, address, world_size=2, batch_size=16, dataset=DATASET, loader=loader) as ranks:
             ranks.run(3)
             ranks.run(3)
+    eventually(lambda: not planners(), 30, "planners to say good-bye to the daemon, which may open its channel again")
     close_channels()
+
+
+def planners() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "forebay-lookahead"]
 
 
 def close_channels() -> None:
