@@ -145,10 +145,18 @@ def _open_log(log: Path, place: Place) -> int:
 
 
 def _wait_until_serving(reader: int, log: Path, deadline: float) -> None:
-    ready, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
-    if not ready:
-        raise DaemonUnavailable(f"the daemon that was started does not serve after {START_SECONDS:.0f} s; see {log}")
-    said = _parsed(os.read(reader, _LINE_BYTES))
+    line = b""
+    while not line.endswith(b"\n"):
+        ready, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise DaemonUnavailable(
+                f"the daemon that was started does not serve after {START_SECONDS:.0f} s; see {log}"
+            )
+        more = os.read(reader, _LINE_BYTES)
+        if not more:
+            break
+        line += more
+    said = _parsed(line)
     if "socket" not in said:
         reason = said.get("message") or _last_line(log)
         raise DaemonUnavailable(f"the daemon that was started has ended: {reason} (its log is {log})")

@@ -10,6 +10,8 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 from forebay_core.errors import ConfigurationError, ForebayError, one_line
 from forebay_server.config import ServerConfig, parse
@@ -45,11 +47,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _announce(node: Node) -> None:
     line = {"socket": str(node.config.socket), "pid": node.process_id, "boot_id": node.boot_id}
-    print(json.dumps(line), flush=True)
+    with suppress(BrokenPipeError):  # whoever started this daemon does not wait for it any more
+        _say(line)
 
 
 def _tell(name: str, message: str) -> None:
-    print(json.dumps({"error": name, "message": message}), flush=True)
+    _say({"error": name, "message": message})
+
+
+def _say(line: dict[str, Any]) -> None:
+    """In one write, whatever the buffering: whoever waits for it may close the pipe once it has the line."""
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
 
 
 def _stay_silent(_node: Node) -> None:

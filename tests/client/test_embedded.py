@@ -63,6 +63,13 @@ def test_a_daemon_that_died_or_ended_is_started_again() -> None:
     assert client.status().process_id != first
 
 
+def test_a_daemon_whose_output_is_not_buffered_outlives_its_announcement() -> None:
+    client = DaemonClient(environment=environment_of_the_test(PYTHONUNBUFFERED="1"))
+    first = client.status().process_id
+    assert [client.status().process_id for _ in range(3)] == [first] * 3
+    assert psutil.Process(first).status() != psutil.STATUS_ZOMBIE
+
+
 def test_a_daemon_that_cannot_start_says_why_in_one_line(home: Path) -> None:
     environment = environment_of_the_test(FOREBAY_CAPACITY="much")
     with pytest.raises(DaemonUnavailable, match="capacity 'much' is not a size") as caught:
