@@ -408,3 +408,16 @@ def test_needs_of_a_hundred_thousand_parts_are_taken_in_while_others_are_served(
             assert other.is_serving()
         worker.join()
         assert caller.status().sessions[0].needs == parts
+
+
+def test_what_it_says_to_whoever_started_it_is_one_message_whatever_the_buffering(home: Path) -> None:
+    ours, theirs = sockets.socketpair(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
+    place = command("--socket", str(home / "d" / "s"), "--cache-dir", str(home / "c"), "--capacity", "1GiB")
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with ours, theirs, subprocess.Popen(place, stdout=theirs, env=environment) as process:
+        try:
+            message = ours.recv(1 << 16)
+        finally:
+            process.terminate()
+    assert message.endswith(b"\n")
+    assert json.loads(message)["pid"] == process.pid
