@@ -414,7 +414,7 @@ def test_what_it_says_to_whoever_started_it_is_one_message_whatever_the_bufferin
     ours, theirs = sockets.socketpair(sockets.AF_UNIX, sockets.SOCK_SEQPACKET)
     place = command("--socket", str(home / "d" / "s"), "--cache-dir", str(home / "c"), "--capacity", "1GiB")
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with ours, theirs, subprocess.Popen(place, stdout=theirs, env=environment) as process:
+    with ours, theirs, subprocess.Popen(place, stdout=theirs.fileno(), env=environment) as process:
         try:
             message = ours.recv(1 << 16)
         finally:
