@@ -7,6 +7,7 @@ constructor; used on the trainer's thread alone.
 
 import logging
 import os
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -165,12 +166,19 @@ class Ordered(ABC):
         identity = self._identity()
         how = handover or Handover()
 
+        here = weakref.ref(self)  # the readout outlives whoever would hold it, until it is told to end
+
+        def enter() -> None:
+            ordered = here()
+            if ordered is not None:
+                ordered._enter(split)
+
         def start() -> Readout:
             feed = self._feed(split)
             if feed.note:
                 _log.info(feed.note)
             engine = Engine(feed, delivery(), depth, stall_warning_seconds=how.stall_warning_seconds)
-            return Readout(engine, self._progress, feed.order, skips=how.skips, enter=lambda: self._enter(split))
+            return Readout(engine, self._progress, feed.order, skips=how.skips, enter=enter)
 
         readout = playback.ensure((split, self._topology(), identity), start)
         readout.report_to(report_to)

@@ -1,5 +1,6 @@
 """The loader over a real daemon: exactly once, one order, exact positions, whatever the topology and the workers."""
 
+import gc
 import json
 import os
 import tempfile
@@ -428,6 +429,7 @@ def test_the_only_name_of_a_loader_may_be_in_the_for_statement(source: str, addr
     assert sum(len(batch["id"]) for batch in forebay.DataLoader(stream(), 50)) == SAMPLES
     assert len(next(iter(forebay.DataLoader(stream(), 50, num_workers=1)))["id"]) == 50
     assert sum(1 for _ in stream()) == SAMPLES
+    eventually(lambda: gc.collect() >= 0 and not planners(), 20, "what was dropped to end its planners")
 
 
 class FailsOnce:

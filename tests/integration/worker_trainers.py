@@ -45,7 +45,9 @@ def passed_through(sample: Any) -> Any:
 
 
 def worker_pids() -> list[int]:
-    return sorted(child.pid for child in multiprocessing.active_children() if child.pid is not None)
+    """forebay's; torch's loaders in other tests may have left some of theirs."""
+    children = multiprocessing.active_children()
+    return sorted(child.pid for child in children if child.pid and child.name.startswith("forebay-worker"))
 
 
 def epochs(options: dict[str, Any]) -> None:

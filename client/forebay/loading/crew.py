@@ -187,7 +187,8 @@ class Crew:
         desk = Desk()
         desk.want_from(self._wanted_from)
         arguments = (theirs, Descriptor(desk.file), assignment)
-        process: Any = self._context.Process(target=main, args=arguments, daemon=True)  # type: ignore[attr-defined]
+        name = f"forebay-worker-{assignment.number}"
+        process: Any = self._context.Process(target=main, name=name, args=arguments, daemon=True)  # type: ignore[attr-defined]
         link = Link(ours)
         try:
             with one_at_a_time, signals_held(self._context):
