@@ -281,8 +281,11 @@ class Format(ABC):
         return False
 
     def count(self, piece: Piece, prepared: Prepared) -> Counter:
-        """Begins to count a piece's rows. Raises `BadObject`, `ColumnNotFound`, `ConfigurationError`."""
-        raise NotImplementedError(f"the rows of {self.name} need no counting")
+        """Begins to count a piece's rows, where `must_count` says so.
+
+        Raises `BadObject`, `ColumnNotFound`, `ConfigurationError`.
+        """
+        raise AssertionError(f"the rows of {self.name} need no counting")
 
     def why_empty(self, counts: Mapping[str, int]) -> str:
         """Why a dataset of at least one object and with these counts has no samples."""
