@@ -1,10 +1,7 @@
 """Batches of like lengths over a real daemon and over map-style datasets: one order, exact resumes, little padding."""
 
 import json
-import tempfile
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +10,8 @@ import torch
 
 import forebay
 from tests.integration.trainers import in_order, job, reference, same_batches
-from tests.server.daemons import Daemon, daemon
+from tests.server.daemons import Daemon
 from tests.support.data import write_parquet
-from tests.support.processes import HOME_VARIABLE, end_processes_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -30,26 +26,11 @@ DATASET: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[Daemon]:
-    """One daemon for the module, with a home of its own."""
-    with tempfile.TemporaryDirectory(prefix="fb-") as directory:
-        home = Path(directory)
-        with daemon(home, env={"PATH": "/usr/bin:/bin", HOME_VARIABLE: str(home)}) as started:
-            yield started
-        end_processes_of(home)
-
-
-@pytest.fixture(scope="module")
 def source(node: Daemon) -> str:
     """42 pieces of 10 samples."""
     directory = node.socket.parent.parent / "data"
     write_parquet(directory, shards=6, rows=70, row_group_rows=10)
     return str(directory)
-
-
-@pytest.fixture
-def address(node: Daemon) -> str:
-    return str(node.socket)
 
 
 @pytest.fixture(scope="module")

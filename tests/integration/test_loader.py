@@ -3,9 +3,7 @@
 import gc
 import json
 import os
-import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,9 @@ import torch
 
 import forebay
 from tests.integration.trainers import in_order, job, reference, same_batches
-from tests.server.daemons import Daemon, daemon
+from tests.server.daemons import Daemon
 from tests.support.data import tokens, write_parquet, write_tokens
-from tests.support.processes import HOME_VARIABLE, end_processes_of, eventually
+from tests.support.processes import eventually
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -27,26 +25,11 @@ DATASET: dict[str, Any] = {"format": PIECES, "order": forebay.OrderOptions(lanes
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[Daemon]:
-    """One daemon for the module, with a home of its own."""
-    with tempfile.TemporaryDirectory(prefix="fb-") as directory:
-        home = Path(directory)
-        with daemon(home, env={"PATH": "/usr/bin:/bin", HOME_VARIABLE: str(home)}) as started:
-            yield started
-        end_processes_of(home)
-
-
-@pytest.fixture(scope="module")
 def source(node: Daemon) -> str:
     """42 pieces of 10 samples."""
     directory = node.socket.parent.parent / "data"
     write_parquet(directory, shards=6, rows=70, row_group_rows=10)
     return str(directory)
-
-
-@pytest.fixture
-def address(node: Daemon) -> str:
-    return str(node.socket)
 
 
 @pytest.fixture(scope="module")

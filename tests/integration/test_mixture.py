@@ -31,27 +31,12 @@ EPOCH = 360
 
 
 @pytest.fixture(scope="module")
-def node() -> Iterator[Daemon]:
-    """One daemon for the module, with a home of its own."""
-    with tempfile.TemporaryDirectory(prefix="fb-") as directory:
-        home = Path(directory)
-        with daemon(home, env={"PATH": "/usr/bin:/bin", HOME_VARIABLE: str(home)}) as started:
-            yield started
-        end_processes_of(home)
-
-
-@pytest.fixture(scope="module")
 def directory(node: Daemon) -> Path:
     """24 and 7 pieces of 10 samples."""
     found = node.socket.parent.parent / "data"
     write_parquet(found / "web", shards=4, rows=60, row_group_rows=10)
     write_parquet(found / "code", shards=1, rows=70, row_group_rows=10, first_id=1000)
     return found
-
-
-@pytest.fixture
-def address(node: Daemon) -> str:
-    return str(node.socket)
 
 
 def stream(source: Path, address: str, **options: Any) -> forebay.StreamingDataset:

@@ -1,9 +1,6 @@
 """Rows and transforms that fail, over a real daemon: named by shard and row, or skipped without losing step."""
 
-import tempfile
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,8 +10,7 @@ import pytest
 import forebay
 from forebay import IS_PAD, POSITION, SAMPLE_ID
 from tests.integration.trainers import in_order, job
-from tests.server.daemons import Daemon, daemon
-from tests.support.processes import HOME_VARIABLE, end_processes_of
+from tests.server.daemons import Daemon
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -29,16 +25,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "2 processes": {"num_workers": 2, "multiprocessing_context": "fork"},
 }
 ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[Daemon]:
-    """One daemon for the module, with a home of its own."""
-    with tempfile.TemporaryDirectory(prefix="fb-") as directory:
-        home = Path(directory)
-        with daemon(home, env={"PATH": "/usr/bin:/bin", HOME_VARIABLE: str(home)}) as started:
-            yield started
-        end_processes_of(home)
 
 
 def text(values: list[bytes]) -> pa.Array:
@@ -63,11 +49,6 @@ def source(node: Daemon) -> str:
         )
         pq.write_table(table, directory / f"{shard}.parquet", row_group_size=10, use_dictionary=False)
     return str(directory)
-
-
-@pytest.fixture
-def address(node: Daemon) -> str:
-    return str(node.socket)
 
 
 def stream(source: str, address: str, **options: Any) -> forebay.StreamingDataset:

@@ -1,8 +1,6 @@
 """`forebay order` beside what loaders hand out: the same samples, positions and pads, over a real daemon."""
 
 import json
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,24 +9,13 @@ import pytest
 import forebay
 from forebay import cli
 from tests.integration.trainers import job
-from tests.server.daemons import Daemon, daemon
+from tests.server.daemons import Daemon
 from tests.support.data import write_parquet, write_tokens
-from tests.support.processes import HOME_VARIABLE, end_processes_of
 
 SHARD_ROWS = 35
 SAMPLES = 3 * SHARD_ROWS
 OPTIONS = {"format": forebay.Parquet(piece_bytes=1), "order": forebay.OrderOptions(lanes=4, window=12)}
 SAID = ["--format", "parquet", "--piece-bytes", "1", "--seed", "11", "--lanes", "4", "--window", "12"]
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[Daemon]:
-    """One daemon for the module, with a home of its own."""
-    with tempfile.TemporaryDirectory(prefix="fb-") as directory:
-        home = Path(directory)
-        with daemon(home, env={"PATH": "/usr/bin:/bin", HOME_VARIABLE: str(home)}) as started:
-            yield started
-        end_processes_of(home)
 
 
 @pytest.fixture(scope="module")

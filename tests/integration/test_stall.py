@@ -4,7 +4,6 @@ import logging
 import os
 import re
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +17,6 @@ import forebay
 from forebay.iteration import Readout
 from tests.server.daemons import Daemon, daemon
 from tests.support.data import write_parquet
-from tests.support.processes import HOME_VARIABLE, end_processes_of
 from tests.support.proxy import CountingProxy, Fault, Request
 from tests.support.seaweedfs import Bucket, SeaweedFS
 
@@ -57,16 +55,6 @@ def released(reason: str, release: Callable[[], object]) -> Iterator[list[str]]:
     warned = [index for index, message in enumerate(handler.messages) if re.search(reason, message)]
     assert warned, handler.messages
     assert any(message.startswith("went on after") for message in handler.messages[warned[0] :]), handler.messages
-
-
-@pytest.fixture(scope="module")
-def node() -> Iterator[Daemon]:
-    """One daemon for the module, with a home of its own."""
-    with tempfile.TemporaryDirectory(prefix="fb-") as directory:
-        home = Path(directory)
-        with daemon(home, env={"PATH": "/usr/bin:/bin", HOME_VARIABLE: str(home)}) as started:
-            yield started
-        end_processes_of(home)
 
 
 @pytest.fixture(scope="module")
