@@ -208,18 +208,30 @@ class ReportPositionRequest(google.protobuf.message.Message):
     SESSION_ID_FIELD_NUMBER: builtins.int
     POSITION_FIELD_NUMBER: builtins.int
     POSITIONS_PER_SECOND_FIELD_NUMBER: builtins.int
+    WAITED_SECONDS_FIELD_NUMBER: builtins.int
+    WAITING_SECONDS_FIELD_NUMBER: builtins.int
+    SAMPLES_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     position: builtins.int
     positions_per_second: builtins.float
     """Positions per second, as the client measured them lately; 0: unknown."""
+    waited_seconds: builtins.float
+    """How long the trainer was blocked for batches since the session was opened, the present wait included."""
+    waiting_seconds: builtins.float
+    """Since when it is blocked for the batch that it waits for now; 0: it does not wait."""
+    samples: builtins.int
+    """Samples that were handed to it since the session was opened."""
     def __init__(
         self,
         *,
         session_id: builtins.str = ...,
         position: builtins.int = ...,
         positions_per_second: builtins.float = ...,
+        waited_seconds: builtins.float = ...,
+        waiting_seconds: builtins.float = ...,
+        samples: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["position", b"position", "positions_per_second", b"positions_per_second", "session_id", b"session_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["position", b"position", "positions_per_second", b"positions_per_second", "samples", b"samples", "session_id", b"session_id", "waited_seconds", b"waited_seconds", "waiting_seconds", b"waiting_seconds"]) -> None: ...
 
 global___ReportPositionRequest = ReportPositionRequest
 
@@ -239,18 +251,43 @@ class AcquireRequest(google.protobuf.message.Message):
 
     SESSION_ID_FIELD_NUMBER: builtins.int
     PIECES_FIELD_NUMBER: builtins.int
+    UNREADABLE_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     @property
     def pieces(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def unreadable(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UnreadablePiece]:
+        """What the reader could not read where it was leased before: it is fetched again."""
+
     def __init__(
         self,
         *,
         session_id: builtins.str = ...,
         pieces: collections.abc.Iterable[builtins.int] | None = ...,
+        unreadable: collections.abc.Iterable[global___UnreadablePiece] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["pieces", b"pieces", "session_id", b"session_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["pieces", b"pieces", "session_id", b"session_id", "unreadable", b"unreadable"]) -> None: ...
 
 global___AcquireRequest = AcquireRequest
+
+@typing.final
+class UnreadablePiece(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PIECE_FIELD_NUMBER: builtins.int
+    DISK_ID_FIELD_NUMBER: builtins.int
+    piece: builtins.int
+    disk_id: builtins.str
+    """Of the lease."""
+    def __init__(
+        self,
+        *,
+        piece: builtins.int = ...,
+        disk_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["disk_id", b"disk_id", "piece", b"piece"]) -> None: ...
+
+global___UnreadablePiece = UnreadablePiece
 
 @typing.final
 class AcquireResponse(google.protobuf.message.Message):
@@ -258,17 +295,23 @@ class AcquireResponse(google.protobuf.message.Message):
 
     LEASES_FIELD_NUMBER: builtins.int
     BUDGET_BYTES_FIELD_NUMBER: builtins.int
+    DISKS_FIELD_NUMBER: builtins.int
     budget_bytes: builtins.int
     """What this session should hold at once, in bytes on disk, beyond what its next step needs: its part of the cache."""
     @property
     def leases(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Lease]: ...
+    @property
+    def disks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Disk]:
+        """As in OpenSessionResponse: a disk may have been added since."""
+
     def __init__(
         self,
         *,
         leases: collections.abc.Iterable[global___Lease] | None = ...,
         budget_bytes: builtins.int = ...,
+        disks: collections.abc.Iterable[global___Disk] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["budget_bytes", b"budget_bytes", "leases", b"leases"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["budget_bytes", b"budget_bytes", "disks", b"disks", "leases", b"leases"]) -> None: ...
 
 global___AcquireResponse = AcquireResponse
 
@@ -284,6 +327,7 @@ class Lease(google.protobuf.message.Message):
     OFFSET_BYTES_FIELD_NUMBER: builtins.int
     LENGTH_BYTES_FIELD_NUMBER: builtins.int
     PENDING_FIELD_NUMBER: builtins.int
+    BYPASSED_FIELD_NUMBER: builtins.int
     piece: builtins.int
     disk_id: builtins.str
     """Empty: `path` is absolute, a source that is read in place."""
@@ -297,6 +341,8 @@ class Lease(google.protobuf.message.Message):
     length_bytes: builtins.int
     pending: builtins.bool
     """The file appears at `path` by a rename, or `path` + ".error" says why not."""
+    bypassed: builtins.bool
+    """There is no file, and will be none: the cache has no room for the piece. `Read` it."""
     def __init__(
         self,
         *,
@@ -308,10 +354,85 @@ class Lease(google.protobuf.message.Message):
         offset_bytes: builtins.int = ...,
         length_bytes: builtins.int = ...,
         pending: builtins.bool = ...,
+        bypassed: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["disk_id", b"disk_id", "inode", b"inode", "length_bytes", b"length_bytes", "offset_bytes", b"offset_bytes", "path", b"path", "pending", b"pending", "piece", b"piece", "size_bytes", b"size_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bypassed", b"bypassed", "disk_id", b"disk_id", "inode", b"inode", "length_bytes", b"length_bytes", "offset_bytes", b"offset_bytes", "path", b"path", "pending", b"pending", "piece", b"piece", "size_bytes", b"size_bytes"]) -> None: ...
 
 global___Lease = Lease
+
+@typing.final
+class ReadRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    PIECE_FIELD_NUMBER: builtins.int
+    session_id: builtins.str
+    piece: builtins.int
+    def __init__(
+        self,
+        *,
+        session_id: builtins.str = ...,
+        piece: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["piece", b"piece", "session_id", b"session_id"]) -> None: ...
+
+global___ReadRequest = ReadRequest
+
+@typing.final
+class ReadResponse(google.protobuf.message.Message):
+    """Chunks follow each other without a gap. An empty one says that the piece is still on its way."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    data: builtins.bytes
+    """At most 1 MiB."""
+    size_bytes: builtins.int
+    """Of all chunks together; 0 while the piece is on its way."""
+    def __init__(
+        self,
+        *,
+        data: builtins.bytes = ...,
+        size_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "size_bytes", b"size_bytes"]) -> None: ...
+
+global___ReadResponse = ReadResponse
+
+@typing.final
+class ReadManifestRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DATASET_ID_FIELD_NUMBER: builtins.int
+    dataset_id: builtins.str
+    def __init__(
+        self,
+        *,
+        dataset_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["dataset_id", b"dataset_id"]) -> None: ...
+
+global___ReadManifestRequest = ReadManifestRequest
+
+@typing.final
+class ReadManifestResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    data: builtins.bytes
+    """As of a piece."""
+    size_bytes: builtins.int
+    def __init__(
+        self,
+        *,
+        data: builtins.bytes = ...,
+        size_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "size_bytes", b"size_bytes"]) -> None: ...
+
+global___ReadManifestResponse = ReadManifestResponse
 
 @typing.final
 class ReleaseRequest(google.protobuf.message.Message):
@@ -391,6 +512,8 @@ class GetStatusResponse(google.protobuf.message.Message):
     SESSIONS_FIELD_NUMBER: builtins.int
     COUNTERS_FIELD_NUMBER: builtins.int
     FILLS_RUNNING_FIELD_NUMBER: builtins.int
+    HTTP_ADDRESS_FIELD_NUMBER: builtins.int
+    STAGING_FIELD_NUMBER: builtins.int
     version: builtins.str
     boot_id: builtins.str
     process_id: builtins.int
@@ -398,12 +521,16 @@ class GetStatusResponse(google.protobuf.message.Message):
     embedded: builtins.bool
     draining: builtins.bool
     fills_running: builtins.int
+    http_address: builtins.str
+    """Where metrics and the status page are served, such as http://127.0.0.1:9461/; empty: nowhere."""
     @property
     def disks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DiskStatus]: ...
     @property
     def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SessionStatus]: ...
     @property
     def counters(self) -> global___Counters: ...
+    @property
+    def staging(self) -> global___StagingStatus: ...
     def __init__(
         self,
         *,
@@ -417,11 +544,86 @@ class GetStatusResponse(google.protobuf.message.Message):
         sessions: collections.abc.Iterable[global___SessionStatus] | None = ...,
         counters: global___Counters | None = ...,
         fills_running: builtins.int = ...,
+        http_address: builtins.str = ...,
+        staging: global___StagingStatus | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["counters", b"counters"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["boot_id", b"boot_id", "counters", b"counters", "disks", b"disks", "draining", b"draining", "embedded", b"embedded", "fills_running", b"fills_running", "process_id", b"process_id", "sessions", b"sessions", "uptime_seconds", b"uptime_seconds", "version", b"version"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["counters", b"counters", "staging", b"staging"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["boot_id", b"boot_id", "counters", b"counters", "disks", b"disks", "draining", b"draining", "embedded", b"embedded", "fills_running", b"fills_running", "http_address", b"http_address", "process_id", b"process_id", "sessions", b"sessions", "staging", b"staging", "uptime_seconds", b"uptime_seconds", "version", b"version"]) -> None: ...
 
 global___GetStatusResponse = GetStatusResponse
+
+@typing.final
+class StagingStatus(google.protobuf.message.Message):
+    """Where checkpoints are before they are at their destination."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    QUOTA_BYTES_FIELD_NUMBER: builtins.int
+    USED_BYTES_FIELD_NUMBER: builtins.int
+    UPLOADS_FIELD_NUMBER: builtins.int
+    path: builtins.str
+    """Empty: there is none, and `reason` says why."""
+    reason: builtins.str
+    quota_bytes: builtins.int
+    used_bytes: builtins.int
+    @property
+    def uploads(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UploadStatus]:
+        """What is sealed here, oldest first."""
+
+    def __init__(
+        self,
+        *,
+        path: builtins.str = ...,
+        reason: builtins.str = ...,
+        quota_bytes: builtins.int = ...,
+        used_bytes: builtins.int = ...,
+        uploads: collections.abc.Iterable[global___UploadStatus] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["path", b"path", "quota_bytes", b"quota_bytes", "reason", b"reason", "uploads", b"uploads", "used_bytes", b"used_bytes"]) -> None: ...
+
+global___StagingStatus = StagingStatus
+
+@typing.final
+class UploadStatus(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROOT_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    PHASE_FIELD_NUMBER: builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: builtins.int
+    UPLOADED_BYTES_FIELD_NUMBER: builtins.int
+    ERROR_CLASS_FIELD_NUMBER: builtins.int
+    ERROR_MESSAGE_FIELD_NUMBER: builtins.int
+    SECONDS_FIELD_NUMBER: builtins.int
+    root: builtins.str
+    attempt: builtins.str
+    phase: builtins.str
+    """queued, uploading, uploaded (other nodes' part is waited for), durable (the copy that is kept), failed, superseded."""
+    total_bytes: builtins.int
+    """Of this node's ranks."""
+    uploaded_bytes: builtins.int
+    error_class: builtins.str
+    """Of the last failure; also of one that is being retried."""
+    error_message: builtins.str
+    seconds: builtins.float
+    """Since the seal."""
+    def __init__(
+        self,
+        *,
+        root: builtins.str = ...,
+        attempt: builtins.str = ...,
+        phase: builtins.str = ...,
+        total_bytes: builtins.int = ...,
+        uploaded_bytes: builtins.int = ...,
+        error_class: builtins.str = ...,
+        error_message: builtins.str = ...,
+        seconds: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "error_class", b"error_class", "error_message", b"error_message", "phase", b"phase", "root", b"root", "seconds", b"seconds", "total_bytes", b"total_bytes", "uploaded_bytes", b"uploaded_bytes"]) -> None: ...
+
+global___UploadStatus = UploadStatus
 
 @typing.final
 class DiskStatus(google.protobuf.message.Message):
@@ -433,12 +635,26 @@ class DiskStatus(google.protobuf.message.Message):
     USED_BYTES_FIELD_NUMBER: builtins.int
     RESERVED_BYTES_FIELD_NUMBER: builtins.int
     PIECES_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    SLOW_FIELD_NUMBER: builtins.int
+    DRAINING_FIELD_NUMBER: builtins.int
+    CONFIGURED_BYTES_FIELD_NUMBER: builtins.int
     disk_id: builtins.str
     path: builtins.str
     capacity_bytes: builtins.int
     used_bytes: builtins.int
     reserved_bytes: builtins.int
     pieces: builtins.int
+    state: builtins.str
+    """normal, unstable, read-only or down; and why, empty while normal."""
+    reason: builtins.str
+    slow: builtins.bool
+    """Written to far more slowly than the fastest disk: it gets one fill at a time."""
+    draining: builtins.bool
+    """An operator wants nothing more on it."""
+    configured_bytes: builtins.int
+    """What was configured; capacity_bytes is less where the disk turned out not to have as much."""
     def __init__(
         self,
         *,
@@ -448,8 +664,13 @@ class DiskStatus(google.protobuf.message.Message):
         used_bytes: builtins.int = ...,
         reserved_bytes: builtins.int = ...,
         pieces: builtins.int = ...,
+        state: builtins.str = ...,
+        reason: builtins.str = ...,
+        slow: builtins.bool = ...,
+        draining: builtins.bool = ...,
+        configured_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["capacity_bytes", b"capacity_bytes", "disk_id", b"disk_id", "path", b"path", "pieces", b"pieces", "reserved_bytes", b"reserved_bytes", "used_bytes", b"used_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capacity_bytes", b"capacity_bytes", "configured_bytes", b"configured_bytes", "disk_id", b"disk_id", "draining", b"draining", "path", b"path", "pieces", b"pieces", "reason", b"reason", "reserved_bytes", b"reserved_bytes", "slow", b"slow", "state", b"state", "used_bytes", b"used_bytes"]) -> None: ...
 
 global___DiskStatus = DiskStatus
 
@@ -465,6 +686,8 @@ class SessionStatus(google.protobuf.message.Message):
     POSITIONS_PER_SECOND_FIELD_NUMBER: builtins.int
     NEEDS_FIELD_NUMBER: builtins.int
     LEASES_FIELD_NUMBER: builtins.int
+    WAITED_SECONDS_FIELD_NUMBER: builtins.int
+    WAITING_SECONDS_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     label: builtins.str
     process_id: builtins.int
@@ -473,6 +696,9 @@ class SessionStatus(google.protobuf.message.Message):
     positions_per_second: builtins.float
     needs: builtins.int
     leases: builtins.int
+    waited_seconds: builtins.float
+    """As the client reported it: how long its trainer was blocked for batches, and for the one that it waits for now."""
+    waiting_seconds: builtins.float
     def __init__(
         self,
         *,
@@ -484,8 +710,10 @@ class SessionStatus(google.protobuf.message.Message):
         positions_per_second: builtins.float = ...,
         needs: builtins.int = ...,
         leases: builtins.int = ...,
+        waited_seconds: builtins.float = ...,
+        waiting_seconds: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["label", b"label", "leases", b"leases", "needs", b"needs", "position", b"position", "positions_per_second", b"positions_per_second", "process_id", b"process_id", "session_id", b"session_id", "source", b"source"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["label", b"label", "leases", b"leases", "needs", b"needs", "position", b"position", "positions_per_second", b"positions_per_second", "process_id", b"process_id", "session_id", b"session_id", "source", b"source", "waited_seconds", b"waited_seconds", "waiting_seconds", b"waiting_seconds"]) -> None: ...
 
 global___SessionStatus = SessionStatus
 
@@ -504,6 +732,7 @@ class Counters(google.protobuf.message.Message):
     REMOTE_REQUESTS_FIELD_NUMBER: builtins.int
     REMOTE_RETRIES_FIELD_NUMBER: builtins.int
     PREFETCHES_FIELD_NUMBER: builtins.int
+    BYPASSES_FIELD_NUMBER: builtins.int
     hits: builtins.int
     """Pieces leased that were there already."""
     misses: builtins.int
@@ -516,6 +745,8 @@ class Counters(google.protobuf.message.Message):
     remote_retries: builtins.int
     prefetches: builtins.int
     """Pieces fetched ahead of an Acquire."""
+    bypasses: builtins.int
+    """Pieces for which the cache had no room, served without it; each time anew."""
     def __init__(
         self,
         *,
@@ -528,7 +759,8 @@ class Counters(google.protobuf.message.Message):
         remote_requests: builtins.int = ...,
         remote_retries: builtins.int = ...,
         prefetches: builtins.int = ...,
+        bypasses: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes_downloaded", b"bytes_downloaded", "evictions", b"evictions", "fill_failures", b"fill_failures", "fills", b"fills", "hits", b"hits", "misses", b"misses", "prefetches", b"prefetches", "remote_requests", b"remote_requests", "remote_retries", b"remote_retries"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bypasses", b"bypasses", "bytes_downloaded", b"bytes_downloaded", "evictions", b"evictions", "fill_failures", b"fill_failures", "fills", b"fills", "hits", b"hits", "misses", b"misses", "prefetches", b"prefetches", "remote_requests", b"remote_requests", "remote_retries", b"remote_retries"]) -> None: ...
 
 global___Counters = Counters

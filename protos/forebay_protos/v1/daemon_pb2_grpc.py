@@ -59,6 +59,16 @@ class DaemonServiceStub(object):
                 request_serializer=forebay__protos_dot_v1_dot_daemon__pb2.AcquireRequest.SerializeToString,
                 response_deserializer=forebay__protos_dot_v1_dot_daemon__pb2.AcquireResponse.FromString,
                 _registered_method=True)
+        self.Read = channel.unary_stream(
+                '/forebay.v1.DaemonService/Read',
+                request_serializer=forebay__protos_dot_v1_dot_daemon__pb2.ReadRequest.SerializeToString,
+                response_deserializer=forebay__protos_dot_v1_dot_daemon__pb2.ReadResponse.FromString,
+                _registered_method=True)
+        self.ReadManifest = channel.unary_stream(
+                '/forebay.v1.DaemonService/ReadManifest',
+                request_serializer=forebay__protos_dot_v1_dot_daemon__pb2.ReadManifestRequest.SerializeToString,
+                response_deserializer=forebay__protos_dot_v1_dot_daemon__pb2.ReadManifestResponse.FromString,
+                _registered_method=True)
         self.Release = channel.unary_unary(
                 '/forebay.v1.DaemonService/Release',
                 request_serializer=forebay__protos_dot_v1_dot_daemon__pb2.ReleaseRequest.SerializeToString,
@@ -114,6 +124,21 @@ class DaemonServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Read(self, request, context):
+        """The bytes of a piece, for a client that cannot see the daemon's files, and for a piece that the cache has no room
+        for. Slow: a file that is mapped costs no copy. It is leased for as long as the call lasts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadManifest(self, request, context):
+        """The bytes of a dataset's manifest, likewise.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Release(self, request, context):
         """Gives leases back. Unknown pieces are ignored.
         """
@@ -162,6 +187,16 @@ def add_DaemonServiceServicer_to_server(servicer, server):
                     servicer.Acquire,
                     request_deserializer=forebay__protos_dot_v1_dot_daemon__pb2.AcquireRequest.FromString,
                     response_serializer=forebay__protos_dot_v1_dot_daemon__pb2.AcquireResponse.SerializeToString,
+            ),
+            'Read': grpc.unary_stream_rpc_method_handler(
+                    servicer.Read,
+                    request_deserializer=forebay__protos_dot_v1_dot_daemon__pb2.ReadRequest.FromString,
+                    response_serializer=forebay__protos_dot_v1_dot_daemon__pb2.ReadResponse.SerializeToString,
+            ),
+            'ReadManifest': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadManifest,
+                    request_deserializer=forebay__protos_dot_v1_dot_daemon__pb2.ReadManifestRequest.FromString,
+                    response_serializer=forebay__protos_dot_v1_dot_daemon__pb2.ReadManifestResponse.SerializeToString,
             ),
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
@@ -314,6 +349,60 @@ class DaemonService(object):
             '/forebay.v1.DaemonService/Acquire',
             forebay__protos_dot_v1_dot_daemon__pb2.AcquireRequest.SerializeToString,
             forebay__protos_dot_v1_dot_daemon__pb2.AcquireResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Read(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/forebay.v1.DaemonService/Read',
+            forebay__protos_dot_v1_dot_daemon__pb2.ReadRequest.SerializeToString,
+            forebay__protos_dot_v1_dot_daemon__pb2.ReadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadManifest(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/forebay.v1.DaemonService/ReadManifest',
+            forebay__protos_dot_v1_dot_daemon__pb2.ReadManifestRequest.SerializeToString,
+            forebay__protos_dot_v1_dot_daemon__pb2.ReadManifestResponse.FromString,
             options,
             channel_credentials,
             insecure,
