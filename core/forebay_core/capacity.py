@@ -1,4 +1,4 @@
-"""Sizes as people write them: how much a cache directory may hold, and `PATH[:CAPACITY]`. Pure."""
+"""Sizes as people write them: how much a cache directory may hold, `PATH[:CAPACITY]`, and lists of these. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -53,6 +53,8 @@ class CacheDirectory:
     def parse(cls, text: str) -> "CacheDirectory":
         """Reads `PATH` or `PATH:CAPACITY`. Raises `ConfigurationError`."""
         path, capacity = split_capacity(text)
+        if not path.strip() or _is_bare_capacity(path):
+            raise ConfigurationError(f"{text!r} names no directory: give PATH, or PATH:CAPACITY such as /nvme:2TiB")
         return cls(Path(path), None if capacity is None else Capacity.parse(capacity))
 
 
@@ -62,3 +64,13 @@ def split_capacity(text: str) -> tuple[str, str | None]:
     if colon and path and (_SIZE.fullmatch(capacity) or _SHARE.fullmatch(capacity)):
         return path, capacity
     return text, None
+
+
+def _is_bare_capacity(path: str) -> bool:
+    """Whether it is a capacity behind a colon, before which the path is missing, as where a variable was not set."""
+    return path.startswith(":") and bool(_SIZE.fullmatch(path[1:]) or _SHARE.fullmatch(path[1:]))
+
+
+def listed_directories(text: str) -> list[str]:
+    """The directories of a comma-separated list, as `FOREBAY_CACHE_DIR` holds them, each `PATH[:CAPACITY]`."""
+    return [item.strip() for item in text.split(",") if item.strip()]

@@ -16,6 +16,11 @@
     ├── CapacityError               a piece cannot fit into the cache
     ├── StateError                  a state that cannot be loaded, or read here
     │   └── StateMismatch           a state of other data, another order or another seed
+    ├── CheckpointError             a checkpoint cannot be saved, or not be restored; also a RuntimeError
+    │   ├── CheckpointNotFound      no such checkpoint
+    │   ├── CheckpointDamaged       its bytes are not what was written
+    │   ├── CheckpointFenced        a newer start of the job has taken over: this one must end
+    │   └── StagingFull             no room for a further checkpoint on this node's staging disk
     ├── SampleError                 not one sample of a batch could be read
     ├── WorkerError                 a worker process died, hangs or cannot be started; also a RuntimeError
     ├── PieceGone                   a cached file that was leased is not there any more (handled inside the loader)
@@ -26,8 +31,11 @@
         └── InternalError           a fault in the daemon; its log has the details
 
 Messages are one line: what was wrong, where, what to do. An error crosses the wire and process borders as
-(class name, message); `by_name` finds the class again.
+(class name, message); `by_name` finds the class again. `one_line` is how a message leaves the process, without secrets.
 """
+
+from forebay_core.printing import printable
+from forebay_core.redaction import redacted
 
 
 class ForebayError(Exception):
@@ -93,13 +101,39 @@ class StateError(ForebayError):
 class StateMismatch(StateError):
     """A state of other data, another order or another seed."""
 
+    #: What messages advise who holds the state. Where nobody does, they are put in other words.
+    LENIENTLY = "load_state_dict(state, strict=False)"
+
+
+class CheckpointError(ForebayError, RuntimeError):
+    """A checkpoint cannot be saved, or cannot be restored."""
+
+
+class CheckpointNotFound(CheckpointError):
+    """There is no such checkpoint."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """A checkpoint whose bytes are not what was written."""
+
+
+class CheckpointFenced(CheckpointError):
+    """A newer start of the job has taken over: this one must end."""
+
+
+class StagingFull(CheckpointError):
+    """No room for a further checkpoint on this node's staging disk."""
+
 
 class SampleError(ForebayError):
     """Not one sample of a batch could be read, so that there is none to put in the place of the others."""
 
 
 class PieceGone(ForebayError):
-    """A cached file that was leased is not there any more; the loader leases it again."""
+    """A cached file that was leased is not there any more, or cannot be read; the loader leases it again."""
+
+    unreadable = ""
+    """The path of the file where it is there and its disk fails."""
 
 
 class WorkerError(ForebayError, RuntimeError):
@@ -112,6 +146,9 @@ class DaemonError(ForebayError):
 
 class DaemonUnavailable(DaemonError, ConnectionError):
     """No daemon answers at the address."""
+
+    is_silent = False
+    """True where one was there for as long as the call may take, and did not answer."""
 
 
 class AlreadyRunning(DaemonError):
@@ -139,5 +176,5 @@ def by_name(name: str) -> type[ForebayError]:
 
 
 def one_line(error: BaseException) -> str:
-    """The error's message without line breaks."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """The error's message without line breaks, control characters and secrets."""
+    return printable(redacted(" ".join(str(error).split()))) or type(error).__name__

@@ -23,6 +23,7 @@ from functools import cached_property
 from typing import Literal
 
 from forebay_core.errors import ConfigurationError, UnknownScheme
+from forebay_core.redaction import redacted as without_secrets
 
 SCHEMES = ("s3", "file")
 _PLANNED = ("gs", "az", "http", "https")
@@ -52,12 +53,15 @@ class Location:
 
 
 def redacted(url: str) -> str:
-    """The URL without what could be a secret in it: `user:password@`, and the values of a query."""
-    return re.sub(r"([?&][^=&]+=)[^&]*", r"\1…", re.sub(r"(://)[^/@]*@", r"\1…@", url))
+    """The URL without what could be a secret in it: `user:password@`, and the values of any query."""
+    return re.sub(r"([?&][^=&]+=)[^&]*", r"\1…", without_secrets(url))
 
 
-def parse(url: str) -> Location:
-    """The place of a URL or a path. Raises `UnknownScheme` or `ConfigurationError`, without the URL's secrets."""
+def parse(url: str, *, purpose: str = "read") -> Location:
+    """The place of a URL or a path. Raises `UnknownScheme` or `ConfigurationError`, without the URL's secrets.
+
+    `purpose`: what it is wanted for, as a message says it before the URL.
+    """
     if not url:
         raise ConfigurationError("the source is empty: give a URL such as s3://bucket/prefix, or a path")
     scheme = _SCHEME.match(url)
@@ -71,7 +75,7 @@ def parse(url: str) -> Location:
             raise ConfigurationError(f"{redacted(url)!r} names a host: write file:///absolute/path")
         return _file(url, rest)
     known = ", ".join(f"{known}://" for known in SCHEMES)
-    later = f"; this version cannot read {name}:// yet" if name in _PLANNED else ""
+    later = f"; this version cannot {purpose} {name}:// yet" if name in _PLANNED else ""
     raise UnknownScheme(f"{redacted(url)!r} has an unknown scheme: known are {known} and plain paths{later}")
 
 
@@ -161,6 +165,11 @@ class Source:
             return None
         return Source(self.urls, exact=True)
 
+    @property
+    def bounds(self) -> list[Location]:
+        """For each URL the place at or below which all lies that it names."""
+        return [place if self.exact or not _MAGIC.search(place.path) else _held_by(place) for place in self._places]
+
     @cached_property
     def _places(self) -> list[Location]:
         return [parse(url) for url in self.urls]
@@ -188,6 +197,12 @@ class Source:
         return names, directories, patterns
 
 
+def _held_by(place: Location) -> Location:
+    """The directory that holds whatever a pattern names."""
+    path = "/".join(_fixed_directory(place.path))
+    return Location(place.scheme, place.bucket, path or ("/" if place.scheme == "file" else ""))
+
+
 def _fixed_directory(path: str) -> list[str]:
     """The segments of the directory that holds whatever a path or pattern names."""
     directories = path.split("/")[:-1]
@@ -196,19 +211,42 @@ def _fixed_directory(path: str) -> list[str]:
 
 
 def _glob(pattern: str) -> str:
+    """The pattern as an expression that decides in a time that does not explode with the stars in it.
+
+    Between two stars, what stands there is matched where it first can be, and that is never taken back (an atomic
+    group): whatever follows then has the most room, so that nothing is missed.
+    """
     *directories, last = pattern.split("/")
-    leading = "".join("(?:[^/]+/)*" if segment == "**" else _segment(segment) + "/" for segment in directories)
-    return leading + (".+" if last in ("", "**") else _segment(last))
+    blocks = [""]
+    for segment in directories:
+        if segment == "**":
+            blocks.append("")
+        else:
+            blocks[-1] += _segment(segment) + "/"
+    blocks[-1] += ".+" if last in ("", "**") else _segment(last)
+    return _between("(?:[^/]+/)*", blocks)
 
 
 def _segment(segment: str) -> str:
-    return _TOKEN.sub(_translated, segment)
+    parts = [""]
+    for token in _TOKEN.finditer(segment):
+        if token[0][0] == "*":
+            parts.append("")
+        else:
+            parts[-1] += _translated(token)
+    return _between("[^/]*", parts)
+
+
+def _between(anything: str, parts: list[str]) -> str:
+    """The parts in their order, with `anything` between each two."""
+    if len(parts) == 1:
+        return parts[0]
+    first, *middle, last = parts
+    return first + "".join(f"(?>{anything}?{part})" for part in middle) + anything + last
 
 
 def _translated(token: re.Match[str]) -> str:
     text = token[0]
-    if text[0] == "*":
-        return "[^/]*"
     if text == "?":
         return "[^/]"
     if members := token["set"]:

@@ -15,11 +15,14 @@ import fcntl
 import mmap
 import os
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from forebay_core.anonymous import is_anonymous
 from forebay_core.errors import PieceGone
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -57,19 +60,25 @@ class MappedFile:
         """Maps bytes [offset, offset + length) of the file, by default all that follows the offset.
 
         `inode` and `size` (bytes, of the whole file) are checked where given. `in_place` is for a user's own file that
-        is read where it lies: symbolic links are followed and no lock is taken, since nobody of ours removes it.
+        is read where it lies: symbolic links are followed and no lock is taken, since nobody of ours removes it. So it
+        is with an anonymous file (`forebay_core.anonymous`), which has no name that could be removed.
         `address`: map it there, over whatever is mapped; it is not unmapped then, since the place is its owner's.
         Raises `PieceGone` where the file is missing, was removed, or is another than the one expected; `OSError` else.
         """
         file = Path(path)
+        has_name = not is_anonymous(path)
+        is_ours = has_name and not in_place
         try:
-            fd = os.open(file, _READ_FLAGS | (0 if in_place else os.O_NOFOLLOW))
+            fd = os.open(file, _READ_FLAGS | (os.O_NOFOLLOW if is_ours else 0))
         except FileNotFoundError:
             raise PieceGone(f"{file} is not there any more: lease the piece again") from None
         try:
-            if not in_place:
+            if is_ours:
                 fcntl.flock(fd, fcntl.LOCK_SH)
-            length = _checked_length(file, os.fstat(fd), inode=inode, size=size, offset=offset, length=length)
+            found = os.fstat(fd)
+            if has_name and found.st_nlink == 0:
+                raise PieceGone(f"{file} was removed while it was opened: lease the piece again")
+            length = _checked_length(file, found, inode=inode, size=size, offset=offset, length=length)
             return cls(file, _map(fd, offset, length, file, address))
         finally:
             os.close(fd)
@@ -127,24 +136,76 @@ def map_shared(fd: int, length: int) -> memoryview:
 
 def is_mapped(path: str | os.PathLike[str]) -> bool:
     """Whether any process has the file mapped or is about to (holds its lock). False for a file that is not there."""
+    with unmapped(path) as is_free:
+        return not is_free
+
+
+@contextmanager
+def unmapped(path: str | os.PathLike[str]) -> Iterator[bool]:
+    """Keeps everybody from mapping the file while the block runs, where nobody has it mapped: True, also for a file
+    that is not there. Where somebody has: False, and nobody is kept from anything.
+
+    Who opens the file in the meantime waits, and then finds it without a link if the block has removed it.
+    """
     try:
         fd = os.open(path, _READ_FLAGS | os.O_NOFOLLOW)
     except FileNotFoundError:
-        return False
+        yield True
+        return
+    try:
+        yield _lock_alone(fd)
+    finally:
+        os.close(fd)
+
+
+class Lingering:
+    """A file that was removed and is still mapped by somebody: its bytes stay on the disk. Made by `remove`."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        #: What it takes on the disk, in bytes.
+        self.bytes = max(os.fstat(fd).st_blocks * 512, os.fstat(fd).st_size)
+
+    def is_over(self) -> bool:
+        """Whether nobody has it mapped any more. The descriptor that kept it in sight is closed then; ask no more."""
+        if not _lock_alone(self._fd):
+            return False
+        os.close(self._fd)
+        return True
+
+    def close(self) -> None:
+        """Loses sight of it."""
+        os.close(self._fd)
+
+
+def remove(path: str | os.PathLike[str], unlink: Callable[[], None]) -> Lingering | None:
+    """Calls `unlink`, which removes the file whoever has it mapped; what lingers of it then, if anything does."""
+    try:
+        fd = os.open(path, _READ_FLAGS | os.O_NOFOLLOW)
+    except OSError:
+        unlink()
+        return None
+    try:
+        unlink()
+        # Asked only now: whoever locks it from here on finds no link and lets go.
+        lingering = Lingering(fd)
+        return None if lingering.is_over() else lingering
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _lock_alone(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    return False
+        return False
+    return True
 
 
 def _checked_length(
     path: Path, found: os.stat_result, *, inode: int | None, size: int | None, offset: int, length: int | None
 ) -> int:
-    if found.st_nlink == 0:
-        raise PieceGone(f"{path} was removed while it was opened: lease the piece again")
     if inode is not None and found.st_ino != inode:
         raise PieceGone(f"{path} is another file (inode {found.st_ino}, leased {inode}): lease the piece again")
     if size is not None and found.st_size != size:

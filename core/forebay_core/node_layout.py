@@ -7,6 +7,8 @@
                       lock       held by the daemon that owns the directory
                       pieces/<2 hex>/<key>         a whole piece
                                      <key>.error   why its last fill failed, while there is no piece
+                      staging/   unless it is elsewhere: checkpoints before they are uploaded
+    <staging directory>/disk-id, lock, attempts/      likewise
 
 Pure, apart from reading an error's file.
 """
@@ -24,6 +26,9 @@ ERROR_KEY = "forebay-error"
 DISK_ID_FILE = "disk-id"
 LOCK_FILE = "lock"
 PIECES_DIRECTORY = "pieces"
+#: Of a cache directory, where checkpoints are staged unless another place is given; and of that place.
+STAGING_DIRECTORY = "staging"
+ATTEMPTS_DIRECTORY = "attempts"
 ERROR_SUFFIX = ".error"
 
 

@@ -40,7 +40,6 @@ def test_what_is_no_capacity_is_refused_by_name(text: str) -> None:
         ("/a:b/c", "/a:b/c", None),
         ("/a:b", "/a:b", None),
         ("5GiB", "5GiB", None),
-        (":5GiB", ":5GiB", None),
     ],
 )
 def test_a_cache_directory_may_have_its_own_capacity(text: str, path: str, capacity: Capacity | None) -> None:
@@ -55,3 +54,10 @@ def test_the_parts_of_a_directory_with_a_capacity_are_given_as_they_are_written(
 def test_a_capacity_of_a_directory_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="5XiB"):
         CacheDirectory.parse("/a/b:5XiB")
+
+
+@pytest.mark.parametrize("text", ["", "  ", ":5GiB", ":80%"])
+def test_a_directory_without_a_name_is_refused(text: str) -> None:
+    """As where a script's variable was not set."""
+    with pytest.raises(ConfigurationError, match="names no directory: give PATH"):
+        CacheDirectory.parse(text)

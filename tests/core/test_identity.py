@@ -43,6 +43,7 @@ _parts = st.fixed_dictionaries(
 
 @given(_parts, _parts)
 def test_two_pieces_share_a_name_only_if_they_are_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """CASES 34."""
     assert (piece_key(**one) == piece_key(**other)) == (one == other)
 
 
@@ -72,6 +73,7 @@ def test_no_byte_can_move_to_the_next_part_unseen(texts: list[str], at: int) -> 
     ],
 )
 def test_nothing_is_decoded_or_normalised(part: str, value: Any) -> None:
+    """CASES 34."""
     assert piece_key(**{**BASE, part: value}) != piece_key(**BASE)
 
 

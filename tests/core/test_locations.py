@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forebay_core.errors import ConfigurationError, UnknownScheme
 from forebay_core.locations import Location, Source, parse, redacted
@@ -211,3 +213,42 @@ def test_a_long_list_matches_by_looking_up() -> None:
 
 def test_sources_of_the_same_place_are_equal() -> None:
     assert Source((f"{os.curdir}/x",)) == Source((f"{Path.cwd()}/x",)) == Source((f"file://{Path.cwd()}/x",))
+
+
+def matches_slowly(pattern: list[str], key: list[str]) -> bool:
+    """What a pattern of segments means, tried out in every way."""
+    if not pattern:
+        return not key
+    first, *rest = pattern
+    if first in ("**", "") and not rest:
+        return bool(key)
+    if first == "**":
+        return any(matches_slowly(rest, key[at:]) for at in range(len(key)))
+    return bool(key) and letters_match(first, key[0]) and matches_slowly(rest, key[1:])
+
+
+def letters_match(pattern: str, text: str) -> bool:
+    if not pattern:
+        return not text
+    if pattern[0] == "*":
+        return any(letters_match(pattern[1:], text[at:]) for at in range(len(text) + 1))
+    return bool(text) and pattern[0] in ("?", text[0]) and letters_match(pattern[1:], text[1:])
+
+
+_SEGMENTS = st.one_of(st.just("**"), st.text("ab*?", min_size=1, max_size=5).filter(lambda text: "**" not in text))
+
+
+@given(
+    st.lists(_SEGMENTS, min_size=1, max_size=5), st.lists(st.text("ab", min_size=1, max_size=5), min_size=1, max_size=6)
+)
+def test_a_pattern_matches_what_trying_everything_finds(pattern: list[str], key: list[str]) -> None:
+    source = Source((f"s3://b/root/*/{'/'.join(pattern)}",))
+    assert source.matches("/".join(["x", *key])) == matches_slowly(["*", *pattern], ["x", *key])
+
+
+@pytest.mark.parametrize("pattern", ["*a" * 40 + "b", "**/" * 40 + "b", "*/" + "a*" * 60 + "b", "**/a*a*b/" * 20 + "b"])
+def test_no_pattern_holds_a_daemon_up(pattern: str) -> None:
+    """Whoever names a dataset would otherwise stop all threads, which the expression's engine does not let run."""
+    source = Source((f"s3://b/{pattern}",))
+    for key in ("a" * 900, "/".join(["a" * 20] * 40), "a/" * 400 + "a"):
+        assert not source.matches(key)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from forebay_core.errors import PieceGone
-from forebay_core.mapping import MappedFile, is_mapped
+from forebay_core.mapping import MappedFile, is_mapped, remove, unmapped
 from tests.support.processes import eventually
 
 DATA = bytes(range(256)) * 64
@@ -204,6 +205,58 @@ def test_a_range_that_cannot_be_read_is_an_error_that_names_the_file(path: Path)
 def test_a_missing_file_is_not_mapped(path: Path) -> None:
     assert not is_mapped(path)
     assert not is_mapped(path.with_name("other"))
+
+
+def test_while_a_file_is_kept_from_readers_they_wait_and_find_it_gone_if_it_is_removed(path: Path) -> None:
+    """CASES 29: between the question whether somebody reads a file and its removal nobody can begin to."""
+    with ThreadPoolExecutor(1) as pool, unmapped(path) as is_free:
+        assert is_free
+        reader = pool.submit(MappedFile.open, path)
+        eventually(lambda: _descriptors().count(str(path)) == 2, 20, "the reader to open the file")
+        path.unlink()
+    with pytest.raises(PieceGone):
+        reader.result()
+
+
+def _descriptors() -> list[str]:
+    """What this process has open."""
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(str(link.readlink()))
+    return found
+
+
+def test_who_asks_for_a_file_that_is_mapped_keeps_nobody_from_it(path: Path) -> None:
+    with MappedFile.open(path), unmapped(path) as is_free, MappedFile.open(path) as second:
+        assert not is_free
+        assert bytes(second.view) == DATA
+
+
+def test_what_is_removed_under_a_reader_lingers_until_he_ends(path: Path) -> None:
+    """CASES 30: the room of a file without a name is not free while somebody has it mapped."""
+    with _holder(path) as holder:
+        lingering = remove(path, path.unlink)
+        assert lingering is not None
+        assert not path.exists()
+        assert lingering.bytes == len(DATA)
+        assert not lingering.is_over()
+        holder.kill()
+        holder.wait()
+        assert lingering.is_over()
+
+
+def test_what_is_removed_unread_does_not_linger(path: Path) -> None:
+    assert remove(path, path.unlink) is None
+    assert remove(path, lambda: None) is None, "not there: nothing to look after"
+    path.write_bytes(DATA)
+    with pytest.raises(PermissionError):
+        remove(path, _refuse)
+    assert not [name for name in _descriptors() if name.startswith(str(path))]
+
+
+def _refuse() -> None:
+    raise PermissionError
 
 
 def test_the_mapping_does_not_live_in_a_cycle(path: Path) -> None:

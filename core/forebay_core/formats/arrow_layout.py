@@ -147,10 +147,10 @@ class _SinkFile:
         return self._position
 
     def write(self, data: Any) -> int:
-        view = memoryview(data)
-        self._sink(view)
-        self._position += view.nbytes
-        return view.nbytes
+        content = bytes(data)  # its memory is Arrow's, for the time of this call
+        self._sink(content)
+        self._position += len(content)
+        return len(content)
 
     def flush(self) -> None:
         pass

@@ -31,6 +31,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+#: Takes bytes that do not change any more, and may keep them.
 Sink: TypeAlias = Callable[[Buffer], object]
 Rows: TypeAlias = npt.NDArray[np.int64]
 T = TypeVar("T")
@@ -142,7 +143,7 @@ class Localiser(Protocol):
     memory_bytes: int
 
     def write(self, chunk: Buffer) -> None:
-        """Takes the next bytes of the concatenated ranges, of any length. The chunk is not kept after the call."""
+        """Takes the next bytes of the concatenated ranges, of any length, which do not change any more."""
 
     def finish(self) -> None:
         """Writes what is left. Raises `BadObject` where the bytes are not what they should be."""

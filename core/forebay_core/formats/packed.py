@@ -156,7 +156,7 @@ class PackedLocaliser:
     def __init__(self, decoder: Decoder, packing: Packing, piece: Piece, sink: Sink, *, rows: int | None) -> None:
         self._decoder, self._packing, self._piece, self._stated = decoder, packing, piece, rows
         self._where = f"column {packing.column!r} of {place_of(piece)}"
-        self._packer = Packer(packing, lambda tokens: sink(tokens.data.cast("B")), self._where)
+        self._packer = Packer(packing, lambda tokens: sink(tokens.tobytes()), self._where)
         self.ranges: Sequence[ByteRange] = decoder.ranges
         self.memory_bytes = decoder.memory_bytes + RUN_MEMORY_BYTES
         self._is_stopped = False
