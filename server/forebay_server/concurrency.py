@@ -4,12 +4,13 @@ that outlive a failure, and ends that leave nothing behind. Called on the event 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 _log = logging.getLogger(__name__)
 A = TypeVar("A")
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
+P = ParamSpec("P")
 _PAUSE_SECONDS = 1.0
 
 
@@ -70,6 +71,11 @@ async def end_all(tasks: Sequence[asyncio.Task[T]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def in_thread(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """The result of a blocking function, on a thread of the loop's own; waits for its end as `complete` does."""
+    return await complete(asyncio.ensure_future(asyncio.to_thread(function, *arguments, **options)))
 
 
 async def complete(work: "asyncio.Future[T]") -> T:

@@ -6,19 +6,26 @@ had leased does not stand in the way of the next one. The next call makes them c
 piece that is not there gets a demand fill and is pending under its final path. Everything happens on the event loop.
 """
 
+import asyncio
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from forebay_core.errors import ConfigurationError, UnknownSession
+from forebay_core.errors import CapacityError, ConfigurationError, ForebayError, UnknownSession
+from forebay_core.needs import Needs, Progress
 from forebay_core.node_layout import piece_path
-from forebay_server.cache.cache import Cache
-from forebay_server.fill import Fills
-from forebay_server.needs import Needs, Progress
+from forebay_server.filling.bypass import Bypass
+from forebay_server.filling.fill import Fill
+from forebay_server.filling.fills import Fills
+from forebay_server.pool.pool import Pool, Stored
+from forebay_server.prefetch.consumption import Consumption
 from forebay_server.views import OpenedDataset, View, Views
 
 #: Three heartbeats; well below the time that a demand waits for room.
 QUIET_SECONDS = 15.0
+#: Leases that are given at a stretch before others have their turn on the event loop: some milliseconds.
+_TURN = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,23 @@ class Lease:
     offset: int = 0
     length: int = 0
     is_pending: bool = False
+    #: There is no file: the cache has no room for it.
+    is_bypassed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a session's trainer has taken since the session was opened, as its loader reports it: samples, for how long
+    it was blocked for them in all, and for the batch that it waits for now (0: it does not wait), which counts in that
+    too."""
+
+    samples: int = 0
+    waited_seconds: float = 0.0
+    waiting_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.waiting_seconds < float("inf") or not 0 <= self.waited_seconds < float("inf"):
+            raise ConfigurationError(f"a trainer has waited for 0 seconds or more, not {self}")
 
 
 @dataclass(slots=True)
@@ -47,18 +71,37 @@ class Session:
     label: str
     process_id: int
     last_seen: float
-    progress: Progress = field(default_factory=lambda: Progress(Needs.none(), 0, 0.0))
+    progress: Progress
     #: Keys of the leased pieces.
     leases: set[str] = field(default_factory=set)
     is_quiet: bool = False
+    taken: Taken = Taken()
+    #: What its reports say of its speed.
+    consumption: Consumption = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.consumption = Consumption(0, self.last_seen)
 
 
 @dataclass(slots=True)
 class SessionCounters:
-    """Since the daemon's start."""
+    """Since the daemon's start. A piece is counted when a session leases it, not when it asks for it again."""
 
+    #: Pieces leased that were in the cache.
     hits: int = 0
+    #: Pieces leased that lie in the user's own files.
+    in_place: int = 0
+    #: Pieces leased whose fill was begun for that.
     misses: int = 0
+    #: Pieces leased that were being fetched already, for another session or ahead.
+    pending: int = 0
+    #: Of the files leased: those that were in the cache, in place, and those that came afterwards.
+    hit_bytes: int = 0
+    in_place_bytes: int = 0
+    fetched_bytes: int = 0
+    #: By all trainers together.
+    samples: int = 0
+    wait_seconds: float = 0.0
 
 
 class Sessions:
@@ -66,23 +109,28 @@ class Sessions:
 
     def __init__(
         self,
-        cache: Cache,
+        pool: Pool,
         fills: Fills,
         views: Views,
         *,
         clock: Callable[[], float],
         lapse_seconds: float,
         read_in_place: bool = True,
+        bypass: Bypass | None = None,
     ) -> None:
         self.counters = SessionCounters()
-        self._cache = cache
+        self._bypass = bypass
+        self._pool = pool
         self._fills = fills
         self._views = views
         self._clock = clock
         self._lapse_seconds = lapse_seconds
         self._read_in_place = read_in_place
         self._open: dict[str, Session] = {}
+        #: How many leases wait for each piece that is being fetched.
+        self._awaited: Counter[str] = Counter()
         self._listeners: list[Callable[[], None]] = []
+        fills.listen(self._fetched)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -90,9 +138,13 @@ class Sessions:
     def __iter__(self) -> Iterator[Session]:
         return iter(self._open.values())
 
+    def count_needs(self, *, besides: Session | None) -> int:
+        """How many needs are published, of all sessions but one."""
+        return sum(len(session.progress.needs) for session in self._open.values() if session is not besides)
+
     def budget_bytes(self) -> int:
         """What one session should hold at once: an equal part of half the cache, so that others can come and go."""
-        return self._cache.ledger.capacity_bytes // (2 * max(1, len(self._open)))
+        return self._pool.capacity_bytes // (2 * max(1, len(self._open)))
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Calls `listener()` when needs or positions change from now on."""
@@ -101,7 +153,8 @@ class Sessions:
     def open(self, opened: OpenedDataset, columns: Sequence[str], *, label: str, process_id: int) -> Session:
         """Registers a loader. Raises `ColumnNotFound`."""
         view = self._views.open(opened, columns)
-        session = Session(uuid.uuid4().hex, view, label, process_id, self._clock())
+        now = self._clock()
+        session = Session(uuid.uuid4().hex, view, label, process_id, now, Progress(Needs.none(), 0, 0.0, now))
         self._open[session.id] = session
         self._views.update(view, session.id, session.progress, has_other_needs=False)
         return session
@@ -117,29 +170,52 @@ class Sessions:
         if session.is_quiet:
             session.is_quiet = False
             for key in session.leases:
-                self._cache.pin(key)
+                self._pool.pins.pin(key)
         return session
 
     def publish(self, session: Session, needs: Needs) -> None:
         """Replaces the session's needs."""
-        self._set(session, Progress(needs, session.progress.position, session.progress.positions_per_second))
+        self._set(session, replace(session.progress, needs=needs, active_at=self._clock()))
 
-    def report(self, session: Session, position: int, positions_per_second: float) -> None:
-        """Takes in how far the session is. Raises `ConfigurationError`."""
+    def report(self, session: Session, position: int, positions_per_second: float, taken: Taken | None = None) -> None:
+        """Takes in how far the session is, and how long its trainer waits. A rate counts while it moves.
+
+        Raises `ConfigurationError`.
+        """
         if position < 0 or not 0 <= positions_per_second < float("inf"):
             raise ConfigurationError(f"a position and a rate are 0 or more, not {position} and {positions_per_second}")
+        if taken is not None:
+            self.counters.samples += max(0, taken.samples - session.taken.samples)
+            self.counters.wait_seconds += max(0.0, taken.waited_seconds - session.taken.waited_seconds)
+            session.taken = taken
         if position != session.progress.position:
-            self._cache.moved()
-        rate = positions_per_second or session.progress.positions_per_second
-        self._set(session, Progress(session.progress.needs, position, rate))
+            self._pool.moved()
+        now = self._clock()
+        session.consumption.report(position, now)
+        rate = session.consumption.rate(positions_per_second)
+        self._set(session, session.progress.reported(position, rate, now))
 
-    async def acquire(self, session: Session, pieces: Sequence[int]) -> list[Lease]:
+    async def acquire(
+        self, session: Session, pieces: Sequence[int], unreadable: Sequence[tuple[int, str]] = ()
+    ) -> list[Lease]:
         """Leases the pieces, in the order given. Raises `ConfigurationError`, or the error of a piece's last fill that
-        its readers cannot find beside it, and then leases none."""
-        session.view.check(pieces)
+        its readers cannot find beside it, and then leases none.
+
+        `unreadable`: pieces that the reader found to be so, each with the id of the disk that it was leased on.
+        """
+        session.view.check([*pieces, *(piece for piece, _ in unreadable)])
+        for piece, disk_id in unreadable:
+            self._pool.unreadable(session.view.key(piece), disk_id)
         for piece in pieces:
             self._fills.raise_unsaid(session.view.key(piece))
-        return [await self._acquire(session, piece) for piece in pieces]
+        if session.progress.idle_seconds(self._clock()) > 0:
+            self._set(session, replace(session.progress, active_at=self._clock()))
+        leases = []
+        for number, piece in enumerate(pieces, start=1):
+            leases.append(await self._acquire(session, piece))
+            if number % _TURN == 0:
+                await asyncio.sleep(0)
+        return leases
 
     def release(self, session: Session, pieces: Iterable[int]) -> None:
         """Gives leases back; ignores what is not leased."""
@@ -148,7 +224,7 @@ class Sessions:
                 key = session.view.key(piece)
                 if key in session.leases:
                     session.leases.remove(key)
-                    self._cache.unpin(key)
+                    self._pool.pins.unpin(key)
 
     def close(self, session_id: str) -> None:
         """Ends a session and its leases; ignores one that is not there."""
@@ -175,25 +251,69 @@ class Sessions:
         if not session.is_quiet:
             session.is_quiet = True
             for key in session.leases:
-                self._cache.unpin(key)
+                self._pool.pins.unpin(key)
 
     async def _acquire(self, session: Session, piece: int) -> Lease:
         if self._read_in_place and (found := await session.view.in_place(piece)) is not None:
-            self.counters.hits += 1
+            self.counters.in_place += 1
+            self.counters.in_place_bytes += found.length
             return Lease(piece, "", str(found.path), found.inode, found.size, found.offset, found.length)
         key = session.view.key(piece)
+        if self._passes_by(key):
+            return Lease(piece, "", "", is_bypassed=True)
         is_new = key not in session.leases
         if is_new and session.id in self._open:
             session.leases.add(key)
-            self._cache.pin(key)
-        entry = None if key in self._fills.running else self._cache.find(key)
-        self.counters.hits += is_new and entry is not None
-        self.counters.misses += is_new and entry is None
-        disk = self._cache.disk
-        if entry is None:
-            self._fills.start(session.view.job(piece))
+            self._pool.pins.pin(key)
+        stored = None if key in self._fills.running else self._pool.find(key)
+        if is_new:
+            self._count(key, stored)
+        if stored is None and not is_new and (disk := self._fills.said(key)) is not None:
             return Lease(piece, disk.id, piece_path(key), is_pending=True)
-        return Lease(piece, disk.id, piece_path(key), entry.inode, entry.size)
+        if stored is None:
+            fill = self._begun(session, piece)
+            if fill is None:
+                return Lease(piece, "", "", is_bypassed=True)
+            return Lease(piece, fill.cache.disk.id, piece_path(key), is_pending=True)
+        if self._fills.leads.used(key):
+            self._tell()  # it has left the window of those that displaced others
+        return Lease(piece, stored.cache.disk.id, piece_path(key), stored.entry.inode, stored.entry.size)
+
+    def _passes_by(self, key: str) -> bool:
+        is_refused = self._bypass is not None and self._bypass.has(key)
+        return is_refused and key not in self._fills.running and self._pool.find(key) is None
+
+    def _begun(self, session: Session, piece: int) -> Fill | None:
+        """The fill of a piece; None where no disk takes it and it passes the cache by."""
+        job = session.view.job(piece)
+        try:
+            return self._fills.start(job)
+        except (CapacityError, OSError) as error:
+            if self._bypass is None or (isinstance(error, ForebayError) and not isinstance(error, CapacityError)):
+                raise
+            self._bypass.refused(job, error)
+        if job.key in session.leases:
+            self.release(session, [piece])
+        return None
+
+    def _count(self, key: str, stored: Stored | None) -> None:
+        counters = self.counters
+        if stored is not None:
+            counters.hits += 1
+            counters.hit_bytes += stored.entry.size
+            return
+        self._awaited[key] += 1
+        if key in self._fills.running:
+            counters.pending += 1
+        else:
+            counters.misses += 1
+
+    def _fetched(self, fill: Fill) -> None:
+        awaited = self._awaited.pop(fill.job.key, 0)
+        if fill.entry is not None:
+            if self._bypass is not None:
+                self._bypass.admitted(fill.key)
+            self.counters.fetched_bytes += awaited * fill.entry.size
 
     def _set(self, session: Session, progress: Progress) -> None:
         self.get(session.id)

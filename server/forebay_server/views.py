@@ -9,12 +9,13 @@ cache, what cannot be filled, and what is needed when. Everything but the comput
 
 import asyncio
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, repeat
 from operator import itemgetter
 from pathlib import Path
 from typing import Protocol
@@ -23,12 +24,13 @@ import numpy as np
 import numpy.typing as npt
 
 from forebay_core.errors import ConfigurationError
+from forebay_core.eviction import BEYOND, NOBODY, UNKNOWN
 from forebay_core.filesystems import filesystem_type, is_network
 from forebay_core.identity import SourceIdentity
 from forebay_core.manifest import Manifest
+from forebay_core.needs import Progress, Seconds, next_use
 from forebay_server.concurrency import end_all
-from forebay_server.fill import Job
-from forebay_server.needs import Progress, Seconds, next_use
+from forebay_server.filling.job import Job
 from forebay_server.sources.registry import Stores
 
 _log = logging.getLogger(__name__)
@@ -62,7 +64,13 @@ class View:
     """One dataset under one choice of columns."""
 
     def __init__(
-        self, opened: OpenedDataset, columns: tuple[str, ...], stores: Stores, holds: Callable[[str], bool]
+        self,
+        opened: OpenedDataset,
+        columns: tuple[str, ...],
+        stores: Stores,
+        *,
+        holds: Callable[[str], bool],
+        clock: Callable[[], float],
     ) -> None:
         self.opened = opened
         self.columns = columns
@@ -76,6 +84,7 @@ class View:
         self.is_indexed = False
         self._stores = stores
         self._holds = holds
+        self._clock = clock
         self._keys: list[str | None] = [None] * self.manifest.pieces
         self._piece_of: dict[str, int] = {}
         self._next_use: Seconds | None = None
@@ -98,8 +107,9 @@ class View:
 
     def job(self, piece: int) -> Job:
         found = self.manifest.piece(piece)
-        url = self._stores.target(self.manifest.root, found.object.key).url
-        return Job(self.key(piece), self.manifest.root, found, self.columns, self.manifest.format, url)
+        target = self._stores.target(self.manifest.root, found.object.key)
+        md5 = target.store.md5_of(found.object.version)
+        return Job(self.key(piece), self.manifest.root, found, self.columns, self.manifest.format, target.url, md5)
 
     def arrived(self, key: str, is_there: bool) -> None:
         """Takes in what the cache says of a key."""
@@ -126,7 +136,7 @@ class View:
 
     def pieces_of(self, keys: Sequence[str]) -> npt.NDArray[np.int64]:
         """The piece of each key; -1 where the view has none, or does not know it yet. On any thread."""
-        return np.fromiter((self._piece_of.get(key, -1) for key in keys), np.int64, len(keys))
+        return np.fromiter(map(self._piece_of.get, keys, repeat(-1)), np.int64, len(keys))
 
     def update(self, session: str, progress: Progress | None) -> None:
         """Takes in a session's needs and position; None: it is gone."""
@@ -139,7 +149,7 @@ class View:
     def next_use(self) -> Seconds:
         """By piece: seconds until its next use; infinite where nobody needs it."""
         if self._next_use is None:
-            self._next_use = next_use(self.manifest.pieces, self.progress.values())
+            self._next_use = next_use(self.manifest.pieces, self.progress.values(), self._clock())
         return self._next_use
 
     def soonest(self, limit: int) -> Iterator[tuple[float, int]]:
@@ -150,6 +160,11 @@ class View:
             if not np.isfinite(seconds[piece]):
                 return
             yield float(seconds[piece]), int(piece)
+
+    def seconds_until(self, key: str) -> float:
+        """Seconds until the next use of a piece; infinite where nobody needs it, or it is not known yet."""
+        piece = self._piece_of.get(key)
+        return math.inf if piece is None else float(self.next_use()[piece])
 
     @cached_property
     def is_in_place(self) -> bool:
@@ -213,6 +228,8 @@ class Views:
     """The views that sessions have open; the cache's `NextUse`."""
 
     stores: Stores
+    #: That of the sessions.
+    clock: Callable[[], float]
     holds: Callable[[str], bool] = lambda _key: False
     _open: dict[tuple[str, tuple[str, ...]], View] = field(default_factory=dict)
     _indexing: "dict[View, asyncio.Task[None]]" = field(default_factory=dict)
@@ -231,7 +248,7 @@ class Views:
         names = tuple(opened.manifest.columns(list(columns) or None))
         key = (opened.dataset_id, names)
         if key not in self._open:
-            view = self._open[key] = View(opened, names, self.stores, self.holds)
+            view = self._open[key] = View(opened, names, self.stores, holds=self.holds, clock=self.clock)
             task = asyncio.get_running_loop().create_task(view.index(), name="piece keys")
             self._indexing[view] = task
             task.add_done_callback(lambda done: self._indexed(view, done))
@@ -252,6 +269,11 @@ class Views:
         for view in self:
             view.ended(key, has_failed=has_failed)
 
+    def seconds_until(self, key: str, *, otherwise: float | None) -> float | None:
+        """Seconds until the next use of a piece by anybody; `otherwise` where nobody is known to need it."""
+        soonest = min((view.seconds_until(key) for view in self), default=math.inf)
+        return soonest if soonest < math.inf else otherwise
+
     @property
     def version(self) -> int:
         return self._version
@@ -261,7 +283,8 @@ class Views:
         view.update(session, progress)
         self._version += has_other_needs
 
-    async def seconds(self, keys: Sequence[str]) -> list[float | None]:
+    async def seconds(self, keys: Sequence[str]) -> Seconds:
+        """For each key its next use, as in `forebay_core.eviction.Residents`."""
         views = [(view, view.next_use()) for view in self]
         is_whole = all(view.is_indexed for view, _ in views)
         return await asyncio.to_thread(_soonest, views, keys, is_whole)
@@ -279,15 +302,12 @@ class Views:
             listener()
 
 
-def _soonest(views: Sequence[tuple[View, Seconds]], keys: Sequence[str], is_whole: bool) -> list[float | None]:
-    soonest = np.full(len(keys), np.inf)
-    is_known = np.full(len(keys), is_whole)
+def _soonest(views: Sequence[tuple[View, Seconds]], keys: Sequence[str], is_whole: bool) -> Seconds:
+    soonest = np.full(len(keys), NOBODY if is_whole else UNKNOWN)
     for view, seconds in views:
         pieces = view.pieces_of(keys)
-        known = pieces >= 0
-        soonest[known] = np.minimum(soonest[known], seconds[pieces[known]])
-        is_known |= known
-    result: list[float | None] = soonest.tolist()
-    for place in np.flatnonzero(is_known & np.isinf(soonest)):
-        result[place] = None
-    return result
+        known = np.flatnonzero(pieces >= 0)
+        needed = seconds[pieces[known]]
+        needed[np.isinf(needed)] = BEYOND
+        soonest[known] = np.where(soonest[known] < UNKNOWN, np.minimum(soonest[known], needed), needed)
+    return soonest

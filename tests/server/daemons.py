@@ -86,18 +86,29 @@ def client(socket: Path) -> Iterator[Client]:
 
 
 @contextmanager
-def daemon(home: Path, *flags: str, env: Mapping[str, str] | None = None, name: str = "d") -> Iterator[Daemon]:
-    """A daemon on `<home>/<name>/s`, with its cache in `<home>/cache-<name>` unless the flags say otherwise."""
+def daemon(
+    home: Path,
+    *flags: str,
+    env: Mapping[str, str] | None = None,
+    name: str = "d",
+    program: Sequence[str] = ("-m", "forebay_server"),
+    limit_seconds: float = 100,
+) -> Iterator[Daemon]:
+    """A daemon on `<home>/<name>/s`, with its cache in `<home>/cache-<name>` unless the flags say otherwise.
+
+    `program`: what Python is to run.
+    """
     socket, cache = home / name / "s", home / f"cache-{name}"
     log = home / f"{name}-{len(list(home.glob(f'{name}-*.log')))}.log"
-    defaults = ["--socket", str(socket), "--cache-dir", str(cache), "--capacity", "1GiB"]
-    with Process(command(*defaults, *flags), log=log, limit_seconds=100, env=env) as process:
+    defaults = ["--socket", str(socket), "--capacity", "1GiB"]
+    defaults += [] if "--cache-dir" in flags else ["--cache-dir", str(cache)]
+    with Process(command(*defaults, *flags, program=program), log=log, limit_seconds=limit_seconds, env=env) as process:
         line = eventually(lambda: _ready_line(process), 20, f"the daemon to serve; its log is {log}")
         yield Daemon(process, socket, cache, str(json.loads(line)["boot_id"]))
 
 
-def command(*flags: str) -> list[str]:
-    return [sys.executable, "-m", "forebay_server", "--json", *flags]
+def command(*flags: str, program: Sequence[str] = ("-m", "forebay_server")) -> list[str]:
+    return [sys.executable, *program, "--json", *flags]
 
 
 def _ready_line(process: Process) -> str:

@@ -170,6 +170,7 @@ def test_hostile_and_mistaken_calls_are_refused_and_harm_nobody(home: Path) -> N
 
 
 def test_many_clients_share_each_download(home: Path) -> None:
+    """CASES 28."""
     whole = write_shards(home / "data", shards=4)
     with daemon(home, *COPY) as running:
 
@@ -194,6 +195,7 @@ def temp_bytes(cache: Path) -> int:
 def test_sigkill_in_mid_fill_leaves_nothing_that_looks_whole(
     home: Path, s3: SeaweedFS, bucket: Bucket, counting_proxy: CountingProxy
 ) -> None:
+    """CASES 26."""
     whole = write_shards(home / "data", shards=1, samples=6144, sequence_length=1024)
     bucket.put("data/00000.bin", whole)
     environment = {**os.environ, **s3.environment(endpoint=counting_proxy.endpoint)}
@@ -276,6 +278,7 @@ def test_a_piece_whose_file_is_gone_is_fetched_again(home: Path) -> None:
 
 
 def test_a_mapped_piece_outlives_its_lease(home: Path) -> None:
+    """CASES 29."""
     whole = write_shards(home / "data", shards=8)
     with daemon(home, *COPY, "--capacity", "40000") as running, client(running.socket) as caller:
         manifest, session = open_tokens(caller, home / "data")
@@ -323,6 +326,7 @@ def test_a_second_daemon_on_one_socket_or_one_cache_says_who_holds_it(home: Path
 
 
 def test_a_socket_left_over_by_a_crash_is_replaced(home: Path) -> None:
+    """CASES 32."""
     (home / "d").mkdir()
     with sockets.socket(sockets.AF_UNIX) as left:
         left.bind(str(home / "d" / "s"))
@@ -334,6 +338,7 @@ def test_a_socket_left_over_by_a_crash_is_replaced(home: Path) -> None:
     ("flags", "status", "part"),
     [
         (["--capacity", "lots"], 2, "lots"),
+        (["--capacity", "900PiB"], 2, "give it a smaller capacity"),
         (["--nonsense"], 2, "--nonsense"),
         (["--socket", "/tmp/" + "x" * 110], 2, "107"),
         (["--cache-dir", "/dev/null/x"], 2, "/dev/null"),
@@ -343,10 +348,13 @@ def test_a_socket_left_over_by_a_crash_is_replaced(home: Path) -> None:
 def test_wrong_calls_end_with_status_2_and_say_what_is_wrong(
     home: Path, flags: list[str], status: int, part: str
 ) -> None:
-    defaults = ["--socket", str(home / "s"), "--cache-dir", str(home / "c")]
+    defaults = ["--socket", str(home / "s")]
+    defaults += [] if "--cache-dir" in flags else ["--cache-dir", str(home / "c")]
     ended = subprocess.run(command(*defaults, *flags), capture_output=True, text=True, timeout=20, check=False)
     assert ended.returncode == status
-    assert part in ended.stderr
+    line = ended.stderr.splitlines()[-1]
+    assert line.startswith("forebay: ")
+    assert part in line
     said = json.loads(ended.stdout)
     assert said.keys() == {"error", "message"}
     assert said["error"] == "ConfigurationError"

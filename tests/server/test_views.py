@@ -1,18 +1,19 @@
 """Views: which keys are whose, before and after all of them are known."""
 
 import asyncio
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
+from forebay_core.eviction import BEYOND, NOBODY, UNKNOWN
 from forebay_core.formats import Tokens
 from forebay_core.formats.base import ObjectInfo
 from forebay_core.manifest import Manifest
-from forebay_server.needs import Needs, Progress
+from forebay_core.needs import Needs, Progress
 from forebay_server.sources.registry import Stores
 from forebay_server.sources.remote import RemoteCounters
 from forebay_server.views import View, Views
+from tests.server.scripted import ManualClock
 
 PIECES = 100_000
 LAST = PIECES - 1
@@ -37,7 +38,7 @@ def opened(pieces: int = PIECES) -> Opened:
 
 def some_views() -> Views:
     environment = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
-    return Views(Stores(environment, RemoteCounters()))
+    return Views(Stores(environment, RemoteCounters()), ManualClock())
 
 
 def needing(view: View, wanted: dict[int, int]) -> Progress:
@@ -52,11 +53,11 @@ def test_until_all_keys_are_known_it_is_said_of_which_nobody_can_say_when_they_a
         view = views.open(opened(), [])
         views.update(view, "session", needing(view, {LAST: 10}), has_other_needs=True)
         keys = [view.key(LAST), view.key(LAST - 1), "of another dataset"]
-        assert await views.seconds(keys) == [10.0, None, math.inf]
+        assert (await views.seconds(keys)).tolist() == [10.0, BEYOND, UNKNOWN]
         before = views.version
         await is_known.wait()
         assert view.is_indexed
-        assert await views.seconds(keys) == [10.0, None, None]
+        assert (await views.seconds(keys)).tolist() == [10.0, BEYOND, NOBODY]
         assert views.version != before, "what was planned before is planned anew"
 
     asyncio.run(run())
@@ -71,7 +72,7 @@ def test_the_soonest_need_of_all_views_counts() -> None:
         views.update(other, "b", needing(other, {1: 5, 2: 30}), has_other_needs=True)
         keys = [one.key(piece) for piece in range(4)]
         assert keys == [other.key(piece) for piece in range(4)]
-        assert await views.seconds(keys) == [10.0, 5.0, 30.0, None]
+        assert (await views.seconds(keys)).tolist() == [10.0, 5.0, 30.0, BEYOND]
         await views.end()
 
     asyncio.run(run())

@@ -1,2 +1,1 @@
-"""The node's cache: pieces as files, their index, and the room they take. It does not know that it is served over
-gRPC."""
+"""What is kept on one disk: the books, the room, which pieces go, and the care for the others. On the event loop."""

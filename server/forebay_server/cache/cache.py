@@ -1,9 +1,9 @@
-"""The cache of one disk: which pieces are there, who holds them, and how room is made for others.
+"""The cache of one disk: what is there of a piece, and what becomes of pieces as they come, are doubted, fail and go.
 
-State lives on the event loop's thread and is changed there alone. Files are the truth: serving begins at once, `start`
-then loads the index and compares it with the files in the background, and a key that is not known is looked up on the
-disk. Nothing is fetched before it is known how much is there. Eviction asks `forebay_core.eviction` which pieces go,
-with the next use that `NextUse` states, and spares those that readers have mapped.
+State lives on the event loop's thread and is changed there alone (`books`); making room is `room`'s. Files are the
+truth: serving begins at once, `start` then loads the index and compares it with the files in the background, and a key
+that is not known is looked up on the disk. Nothing is fetched before it is known how much is there. What may not be
+what was written is held, and is not there for anyone until it is proven (`doubts`).
 
 Work on files whose length nobody knows runs in threads: data is written, committed and unlinked there, error files are
 written, the directory is read through, and the index is loaded and written. `find` and `expect` do theirs on the loop,
@@ -13,74 +13,27 @@ what the index does not know), and the unlinking of a file that is in the way of
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+import os
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
-from forebay_core.errors import CapacityError
-from forebay_core.eviction import Resident
-from forebay_core.mapping import is_mapped
+from forebay_core.eviction import Policy
+from forebay_core.mapping import remove
+from forebay_server.cache.books import Books
 from forebay_server.cache.capacity import Ledger, Reservation
-from forebay_server.cache.departures import Departure, Departures, plan
-from forebay_server.cache.disk import CacheDisk, Entry, Origin, TempFile
-from forebay_server.cache.index import IndexThread
-from forebay_server.cache.queueing import RoomQueue
-from forebay_server.concurrency import complete
+from forebay_server.cache.choosing import NextUse
+from forebay_server.cache.pins import Pins
+from forebay_server.cache.room import Room
+from forebay_server.disk.cache_disk import CacheDisk
+from forebay_server.disk.entry import Entry, Origin
+from forebay_server.disk.survey import survey
+from forebay_server.disk.temp_file import TempFile
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-#: How long a piece that was seen mapped is spared before it is looked at again, and how often room is sought anew.
-_RECHECK_SECONDS = 0.25
+#: So many entries are taken in before others have their turn.
+#: So many entries are taken in before others have their turn.
 _SLICE = 1000
-
-
-class NextUse(Protocol):
-    """What the sessions say about the future."""
-
-    @property
-    def version(self) -> int:
-        """Changes when sessions publish other needs, not when they only move on."""
-
-    async def seconds(self, keys: Sequence[str]) -> list[float | None]:
-        """For each key the seconds until its next use; None: nobody needs it; infinite: that is not known yet."""
-
-
-class Want(Protocol):
-    """Who asks for room, as it stands now: a prefetch may become a demand while it waits."""
-
-    @property
-    def name(self) -> str:
-        """For messages: the piece and where it comes from."""
-
-    @property
-    def before(self) -> float | None:
-        """Seconds until a prefetch is needed; None for a demand."""
-
-    @property
-    def turn(self) -> int:
-        """Counts demands in the order in which they were made."""
-
-    @property
-    def asked_at(self) -> float:
-        """When the demand was made, on the cache's clock."""
-
-    @property
-    def is_in_the_way(self) -> bool:
-        """Whether an earlier demand waits for something else that this one holds."""
-
-
-class NoRoom(Exception):
-    """A prefetch does not fit without pushing out what is needed sooner, or a demand must first let an earlier one by.
-    Never leaves the daemon."""
-
-
-@dataclass(slots=True)
-class _Held:
-    entry: Entry
-    last_used: float
-    spared_until: float = 0.0
 
 
 class Cache:
@@ -92,73 +45,90 @@ class Cache:
         ledger: Ledger,
         *,
         needs: NextUse,
+        policy: Policy,
+        pins: Pins,
         clock: Callable[[], float],
         room_wait_seconds: float = 30.0,
     ) -> None:
         self.disk = disk
         self.ledger = ledger
-        self.evictions = 0
-        self._index = IndexThread(disk.index)
-        self._needs = needs
+        self._books = books = Books(disk, ledger, clock=clock)
+        self.room = Room(books, needs=needs, policy=policy, pins=pins, clock=clock, wait_seconds=room_wait_seconds)
+        #: By the root of the dataset for which a piece was fetched first.
+        self.holdings = books.holdings
+        self.integrity = books.integrity
+        self.custody = books.custody
+        #: Pieces that are held and not served.
+        self.doubts = books.doubts
+        self.digests = books.digests
+        self._pins = pins
         self._clock = clock
-        self._held: dict[str, _Held] = {}
-        self._pins: Counter[str] = Counter()
-        #: Keys being written, and keys being unlinked: neither is there nor may be looked up.
-        self._arriving: set[str] = set()
-        self._leaving: dict[str, asyncio.Future[None]] = {}
-        self._listeners: list[Callable[[str, bool], None]] = []
-        self._room_lock = asyncio.Lock()
-        #: The demands that wait for room.
-        self.queue = RoomQueue(clock, room_wait_seconds)
-        self._departures = Departures(clock)
-        self._changed = asyncio.Event()
-        #: Set once it is known how much is there.
-        self._is_counted = asyncio.Event()
-        self._files = ThreadPoolExecutor(8, "forebay-files")
 
     # -- what is there --------------------------------------------------------------------------------------------
 
     def find(self, key: str) -> Entry | None:
         """The whole piece `key`, checked against its file; None where it must be filled."""
-        if key in self._leaving or key in self._arriving:
+        if self._books.is_barred(key):
             return None
-        held = self._held.get(key)
+        held = self._books.held.get(key)
         if held is not None and not self.disk.stands(held.entry):
-            self._forget(key)
+            self._books.forget(key)
             held = None
         if held is None:
             entry = self.disk.lookup(key)
             if entry is None:
                 return None
-            held = self._add(entry)
-            self._index.put(entry)
+            held = self._books.add(entry)
+            self._books.index.put(entry)
+        if key in self.doubts:
+            return None
         held.last_used = self._clock()
+        self.room.transit.leave(key)
         return held.entry
 
     def holds(self, key: str) -> bool:
         """Whether the piece is there as far as the books say, without a look at its file."""
-        return key in self._held
+        return key in self._books.held and key not in self.doubts
 
-    def pin(self, key: str) -> None:
-        """Keeps the piece from eviction until as many `unpin`. It need not be there yet."""
-        self._pins[key] += 1
+    def entry(self, key: str) -> Entry | None:
+        """What the books say of a piece, in doubt or not."""
+        held = self._books.held.get(key)
+        return None if held is None else held.entry
 
-    def unpin(self, key: str) -> None:
-        self._pins[key] -= 1
-        if self._pins[key] <= 0:
-            del self._pins[key]
-            self.queue.moved()
-            self._changed.set()
+    def entries(self) -> list[Entry]:
+        """What the books say of all pieces, in doubt or not."""
+        return [held.entry for held in self._books.held.values()]
+
+    def is_current(self, entry: Entry) -> bool:
+        """Whether this is what the books say of the piece now."""
+        return self.entry(entry.key) is entry
+
+    def is_leaving(self, key: str) -> bool:
+        """Whether the piece is being evicted."""
+        return key in self._books.leaving
+
+    @property
+    def fills(self) -> int:
+        """How many pieces are being written."""
+        return len(self._books.arriving)
+
+    def is_pinned(self, key: str) -> bool:
+        """Whether somebody holds a lease on the piece, or wants it to stay."""
+        return key in self._pins
+
+    def held_bytes(self) -> int:
+        """What pins keep from eviction, in bytes on the disk."""
+        return sum(self._books.held[key].entry.blocks for key in self._pins if key in self._books.held)
 
     def listen(self, listener: Callable[[str, bool], None]) -> None:
         """Calls `listener(key, is_there)` at each arrival and departure from now on."""
-        self._listeners.append(listener)
+        self._books.listen(listener)
 
     def keys(self) -> Iterator[str]:
-        return iter(self._held)
+        return iter(self._books.held)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._books.held)
 
     # -- arrivals -------------------------------------------------------------------------------------------------
 
@@ -168,147 +138,120 @@ class Cache:
         A file that is being evicted may stay for a moment: it is whole, so a reader may take it.
         """
         self.disk.clear_error(key)
-        if key not in self._leaving:
-            self._forget(key)
+        if key in self.doubts and key in self._books.leaving:
             self.disk.remove(key)
-        self._arriving.add(key)
+        elif key not in self._books.leaving:
+            if key in self.doubts:
+                self.doubts.set_aside(self._books.held[key].entry)
+            self.discard(key)
+            self._books.unreadable.discard(key)
+        self._books.arriving.add(key)
 
     async def settled(self, key: str) -> Entry | None:
-        """Waits until an eviction of the key is over; the piece if it was spared."""
-        while key in self._leaving:
-            await asyncio.wait([self._leaving[key]])
-        held = self._held.get(key)
-        return None if held is None else held.entry
+        """Waits until an eviction of the key is over; the piece if it was spared, or was in doubt and proves right."""
+        while key in self._books.leaving:
+            await asyncio.wait([self._books.leaving[key]])
+        held = self._books.held.get(key)
+        if held is not None and key not in self.doubts:
+            return held.entry
+        proven = await self.doubts.proven(key, self.in_thread)
+        if proven is not None:
+            self._books.add(proven)
+            self._books.index.put(proven)
+        return proven
 
     async def admit(self, temp: TempFile, key: str, origin: Origin, reservation: Reservation) -> Entry:
         """Turns a written temp file into a piece and its reservation into used bytes."""
         entry = await self.in_thread(self.disk.commit, temp, key, origin)
         reservation.release()
-        self._add(entry)
-        self._index.put(entry)
-        self.queue.moved()
+        self._books.add(entry)
+        self._books.index.put(entry)
+        self.room.moved()
         return entry
 
     def arrived(self, key: str) -> None:
         """Ends what `expect` began, however the fill ended."""
-        self._arriving.discard(key)
-        self._changed.set()
+        self.doubts.forget(key)
+        self._books.arriving.discard(key)
+        if key not in self._books.held or key in self._pins:
+            self.room.transit.leave(key)
+        self.room.look_again()
 
-    # -- room -----------------------------------------------------------------------------------------------------
+    def discard(self, key: str) -> None:
+        """Takes a piece away at once, whoever holds or maps it: it is not whole, or not wanted any more.
 
-    async def reserve(self, reservation: Reservation, total: int, want: Want, *, spare: int = 0) -> None:
-        """Grows the reservation to `total` bytes, and by up to `spare` more where that much is free anyway.
-
-        Raises `CapacityError` where a demand can never fit, or others leave it no room for long; `NoRoom` where a
-        prefetch does not fit now, and where a demand that holds some room, or something else, stands in the way of an
-        earlier one.
+        What readers have mapped keeps its room on the disk until they end. Blocks for one unlinking.
         """
-        await self._is_counted.wait()
-        try:
-            while not await self._take_in_turn(reservation, total, want):
-                self._wait_or_fail(reservation, total, want)
-                await self._change()
-        finally:
-            self.queue.leave(want)
-            self._changed.set()
-        extra = min(spare, -self.ledger.missing(0))
-        if extra > 0:
-            reservation.grow_to(total + extra)
+        self._books.forget(key)
+        self.room.linger(remove(self.disk.path(key), lambda: self.disk.remove(key)))
 
-    async def _take_in_turn(self, reservation: Reservation, total: int, want: Want) -> bool:
-        if want.before is not None:
-            return self.queue.is_empty() and await self._take(reservation, total, want)
-        return not self.queue.must_wait(want.turn) and await self._take(reservation, total, want)
+    # -- what becomes of pieces -----------------------------------------------------------------------------------
 
-    def _wait_or_fail(self, reservation: Reservation, total: int, want: Want) -> None:
-        stands_before_another = reservation.bytes and self.queue.must_wait(want.turn)
-        if want.before is not None or want.is_in_the_way or stands_before_another:
-            raise NoRoom
-        if self.queue.gives_up(want):
-            raise CapacityError(
-                f"{want.name} needs {total} bytes, but pieces in use hold the cache of"
-                f" {self.ledger.capacity_bytes} bytes: {_REMEDY}"
-            )
-        self.queue.join(want)
+    async def revise(self, entry: Entry, work: Callable[[Entry], Entry]) -> bool:
+        """Lets `work` change what the files say of a piece, on a thread, while nobody else touches them.
 
-    def moved(self) -> None:
-        """A trainer has read on, or room was given back: what waits for room may hope."""
-        self.queue.moved()
-
-    async def _take(self, reservation: Reservation, total: int, want: Want) -> bool:
-        async with self._room_lock:
-            while (missing := self.ledger.missing(total - reservation.bytes)) > 0:
-                if total > self.ledger.capacity_bytes or total > self.ledger.most():
-                    raise CapacityError(
-                        f"{want.name} needs at least {total} bytes, and the cache {self.disk.root} has a capacity of"
-                        f" {self.ledger.capacity_bytes} bytes ({max(0, self.ledger.most())} of them usable): {_REMEDY}"
-                    )
-                if not await self._evict(missing, want.before):
-                    return False
-            reservation.grow_to(total)
-            return True
-
-    async def _evict(self, missing: int, before: float | None) -> bool:
-        """Removes pieces worth `missing` bytes, less those that turn out to be in use. False: there are not so many."""
-        chosen = self._take_planned(missing, before)
-        if chosen is None:
-            await self._plan_departures(missing, before)
-            chosen = self._take_planned(missing, before)
-        if chosen is None:
+        False: the piece is not there any more, or another. Raises what `work` does; the books stay as they are then.
+        """
+        if not self.is_current(entry):
             return False
-        await asyncio.shield(asyncio.ensure_future(self._remove(chosen)))
+        key, held = entry.key, self._books.held.pop(entry.key)
+        done = self._books.leaving[key] = asyncio.get_running_loop().create_future()
+        try:
+            held.entry = await self.in_thread(work, entry)
+        finally:
+            del self._books.leaving[key]
+            self._books.held[key] = held
+            done.set_result(None)
+        self._books.index.put(held.entry)
+        if key in self.doubts and self.disk.trusts(held.entry):
+            self.doubts.end(key)
+            self._books.tell(key, is_there=True)
         return True
 
-    def _take_planned(self, missing: int, before: float | None) -> list[str] | None:
-        return self._departures.take(missing, before=before, version=self._needs.version, is_free=self._is_free)
+    def reject(self, entry: Entry) -> bool:
+        """Takes a damaged piece out of use at once (a rename). False: it is not there any more, or another."""
+        if not self.is_current(entry):
+            return False
+        self._books.forget(entry.key)
+        if not self.custody.quarantine(entry.key):
+            self.discard(entry.key)
+        self.doubts.account()
+        return True
 
-    async def _plan_departures(self, missing: int, before: float | None) -> None:
-        version, held = self._needs.version, list(self._held.items())
-        next_uses = await self._needs.seconds([key for key, _ in held])
-        pinned, now = frozenset(self._pins), self._clock()
+    # -- a disk that fails ----------------------------------------------------------------------------------------
 
-        def choose() -> list[Departure]:
-            residents = [
-                Resident(key, piece.entry.blocks, next_use, piece.last_used, key in pinned or piece.spared_until > now)
-                for (key, piece), next_use in zip(held, next_uses, strict=True)
-            ]
-            return plan(residents, missing, before=before, capacity=self.ledger.capacity_bytes) or []
+    def drop(self, key: str) -> int | None:
+        """The piece is of no use to its readers: nothing of it counts from now on, and its file is removed if the disk
+        lets us. A descriptor of the file for whoever wants to see what is wrong with it; None where there is none.
 
-        chosen = await self.in_thread(choose)
-        self._departures.keep(chosen, version=version, made_at=self._clock())
-
-    def _is_free(self, key: str) -> bool:
-        held = self._held.get(key)
-        return held is not None and key not in self._pins and held.spared_until <= self._clock()
-
-    async def _remove(self, keys: list[str]) -> None:
-        leaving = {key: self._held.pop(key) for key in keys}
-        done = asyncio.get_running_loop().create_future()
-        self._leaving |= dict.fromkeys(keys, done)
+        Raises `OSError` where the disk does not let us: what is there stays unused.
+        """
+        if key in self._books.leaving or key in self._books.arriving or key not in self._books.held:
+            return None
+        self._books.unreadable.add(key)
+        descriptor = self.disk.open(key)
         try:
-            gone = await self.in_thread(_unlink_unmapped, self.disk, keys)
-        finally:
-            for key in keys:
-                del self._leaving[key]
-            done.set_result(None)
-        for key, held in leaving.items():
-            if key in gone:
-                self.evictions += 1
-                self._account_loss(held.entry)
-            else:
-                held.spared_until = self._clock() + _RECHECK_SECONDS
-                self._held[key] = held
-        if gone:
-            self.queue.moved()
-        self._changed.set()
+            self.discard(key)
+        except OSError:
+            if descriptor is not None:
+                os.close(descriptor)
+            raise
+        self._books.unreadable.discard(key)
+        return descriptor
 
-    async def _change(self) -> None:
-        """Waits until something may have made room. Mappings end without a word, so never for long."""
-        self._changed.clear()
-        try:
-            await asyncio.wait_for(self._changed.wait(), _RECHECK_SECONDS)
-        except TimeoutError:
-            return
+    def lose(self) -> None:
+        """The disk is out: nothing on it counts, and nobody waits for room on it, until `regain`."""
+        self._books.is_lost = True
+        self._books.is_counted.set()
+        for key in list(self._books.held):
+            self._books.forget(key)
+        self.room.look_again()
+
+    async def regain(self) -> None:
+        """The disk is back: what is on it counts again."""
+        self._books.is_lost = False
+        self._books.unreadable.clear()
+        await self.reconcile()
 
     # -- start and end --------------------------------------------------------------------------------------------
 
@@ -323,93 +266,46 @@ class Cache:
 
     async def load(self) -> None:
         """Takes in what the index says is there. One that says nothing useful leaves that to `reconcile`."""
-        index = await self._index.load()
+        index = await self._books.index.load()
         for entries in _sliced(list(index.entries.values())):
             for entry in entries:
-                if not self._is_known(entry.key) and self.disk.trusts(entry):
-                    self._add(entry)
+                if not self._books.is_known(entry.key) and (self.disk.allows_changed or not entry.is_changed):
+                    self._books.add(entry)
             await asyncio.sleep(0)
         if not index.is_new:
-            self._is_counted.set()
+            self._books.is_counted.set()
 
     async def reconcile(self) -> None:
         """Brings the books in line with the files, and removes what an earlier daemon left half done."""
         try:
-            found = await self.in_thread(_survey, self.disk)
+            known = {key: held.entry for key, held in self._books.held.items()}
+            found = await self.in_thread(survey, self.disk, known)
             for entries in _sliced(found):
-                for entry in entries:
-                    self._adopt(entry)
+                self._books.index.put_all([entry for entry in entries if self._books.adopt(entry)])
                 await asyncio.sleep(0)
-            known = {entry.key for entry in found}
-            for key in [key for key in self._held if key not in known]:
-                if not self.disk.stands(self._held[key].entry):
-                    self._forget(key)
+            whole = {entry.key for entry in found}
+            for key in [key for key in self._books.held if key not in whole]:
+                if not self.disk.stands(self._books.held[key].entry):
+                    self._books.forget(key)
         except OSError as error:
             _log.error("the cache directory %s cannot be read through: %s", self.disk.root, error)
         finally:
-            self._is_counted.set()
-        await self._trim()
+            self._books.is_counted.set()
+        await self.room.trim()
 
     async def close(self) -> None:
         """Writes the index to its end."""
-        await self._index.close()
-        self._files.shutdown()
+        self.room.close()
+        await self._books.close()
 
     async def in_thread(self, work: Callable[..., T], *arguments: object) -> T:
         """Runs blocking work on files. Not over before the work is, even when cancelled: it may hold a descriptor."""
-        return await complete(asyncio.get_running_loop().run_in_executor(self._files, work, *arguments))
+        return await self._books.in_thread(work, *arguments)
 
-    async def _trim(self) -> None:
-        async with self._room_lock:
-            while (missing := self.ledger.missing(0)) > 0 and await self._evict(missing, None):
-                pass
-
-    def _is_known(self, key: str) -> bool:
-        return key in self._held or key in self._arriving or key in self._leaving
-
-    def _adopt(self, entry: Entry) -> None:
-        if not self._is_known(entry.key) and self.disk.stands(entry):
-            self._add(entry)
-            self._index.put(entry)
-
-    def _add(self, entry: Entry) -> _Held:
-        self._forget(entry.key)
-        held = self._held[entry.key] = _Held(entry, self._clock())
-        self.ledger.used_bytes += entry.blocks
-        self._tell(entry.key, is_there=True)
-        return held
-
-    def _forget(self, key: str) -> None:
-        held = self._held.pop(key, None)
-        if held is not None:
-            self._account_loss(held.entry)
-
-    def _account_loss(self, entry: Entry) -> None:
-        self.ledger.used_bytes -= entry.blocks
-        self._index.drop(entry.key)
-        self._tell(entry.key, is_there=False)
-
-    def _tell(self, key: str, *, is_there: bool) -> None:
-        for listener in self._listeners:
-            listener(key, is_there)
-
-
-_REMEDY = "give it more (--capacity, FOREBAY_CAPACITY), or cut smaller pieces (piece_bytes= of the format)"
+    async def counted(self) -> None:
+        """Waits until it is known how much is there."""
+        await self._books.is_counted.wait()
 
 
 def _sliced(entries: list[Entry]) -> Iterator[list[Entry]]:
     return (entries[start : start + _SLICE] for start in range(0, len(entries), _SLICE))
-
-
-def _survey(disk: CacheDisk) -> list[Entry]:
-    disk.sweep()
-    return list(disk.entries())
-
-
-def _unlink_unmapped(disk: CacheDisk, keys: list[str]) -> set[str]:
-    gone = set()
-    for key in keys:
-        if not is_mapped(disk.path(key)):
-            disk.remove(key)
-            gone.add(key)
-    return gone

@@ -4,9 +4,11 @@
 read and parsed once for its many pieces. `stream` hands over the bytes of a piece in order while its next parts are
 already on their way. Both read one version of an object (If-Match) or raise `ObjectChanged`.
 
-The invariant: not more than `parts_in_flight` parts of `part_bytes` are in memory over all streams together. A part
-takes its place before it is requested and gives it back when it was handed over; the parts of one stream take places in
-order, so that its first one is never behind its own later ones. Called on the event loop; formats run on threads.
+The invariant: not more than `flight_bytes` of parts are in memory over all streams together. A part takes its memory
+before it is requested and gives it back when it was handed over; the parts of one stream take it in order, so that its
+first one is never behind its own later ones, and those that somebody waits for come first. A part whose connection
+breaks or stalls is asked for again, and from then on goes on behind the bytes that had come. Called on the event loop;
+formats run on threads.
 """
 
 import asyncio
@@ -16,7 +18,7 @@ import os
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic
 
@@ -27,6 +29,7 @@ from forebay_core.formats.base import (
     Counted,
     Counter,
     Format,
+    Localiser,
     ObjectCut,
     ObjectInfo,
     Piece,
@@ -35,16 +38,23 @@ from forebay_core.formats.base import (
     T,
 )
 from forebay_core.formats.derived import recounted
-from forebay_server.concurrency import OneForAll, complete, end_all, gather_bounded
+from forebay_server.concurrency import OneForAll, complete, end_all, gather_bounded, in_thread
 from forebay_server.memory import Memory
 from forebay_server.sources.registry import Stores
-from forebay_server.sources.remote import Target
+from forebay_server.sources.remote import NOW, Caller, Received, Target, Waiter
 from forebay_server.sources.retries import READING, RetryPolicy, attempt
 
 MIB = 1 << 20
 #: Pieces of one object that are counted at once: enough that bytes are on their way while others are decoded.
 _COUNTS = 4
-OnChunk = Callable[[Buffer], Awaitable[None]]
+#: Parts of one stream that are on their way at once, where there is the memory: one large piece fills a link too.
+_PARTS_AHEAD = 16
+#: Ranges that a format asks for together, such as the footers of its parts.
+_RANGES_AT_ONCE = 16
+#: Of the memory for parts what is kept for demands: one that comes finds some free at once.
+_DEMANDS_PART = 4
+#: Takes the bytes of one part, in chunks of any length, and may free them.
+OnPart = Callable[[Received], Awaitable[None]]
 
 
 class Fetcher:
@@ -55,7 +65,7 @@ class Fetcher:
         stores: Stores,
         *,
         part_bytes: int = 8 * MIB,
-        parts_in_flight: int = 16,
+        flight_bytes: int = 128 * MIB,
         prepared_bytes: int = 128 * MIB,
         count_bytes: int = 1024 * MIB,
         retries: RetryPolicy = READING,
@@ -65,12 +75,13 @@ class Fetcher:
         `prepared_bytes`: of memory for what formats know of objects: the footers of some thousands of usual files.
         `count_bytes`: of memory for all pieces together whose rows are being counted; a larger piece goes alone.
         """
-        if part_bytes < 1 or parts_in_flight < 1 or prepared_bytes < 0 or count_bytes < 1:
-            raise ConfigurationError("part_bytes, parts_in_flight and count_bytes must be 1 at least, prepared_bytes 0")
+        if min(part_bytes, flight_bytes, count_bytes) < 1 or prepared_bytes < 0:
+            raise ConfigurationError("part_bytes, flight_bytes and count_bytes must be 1 at least, prepared_bytes 0")
+        #: What is in memory of the parts that are on their way.
+        self.flight = Memory(flight_bytes, for_demands_bytes=flight_bytes // _DEMANDS_PART)
         self._stores = stores
         self._part_bytes = part_bytes
-        self._parts_in_flight = parts_in_flight
-        self._places = asyncio.Semaphore(parts_in_flight)
+        self._parts_ahead = min(_PARTS_AHEAD, max(1, flight_bytes // part_bytes))
         self._kept = PreparedObjects(prepared_bytes)
         self._preparing: OneForAll[_Name, Prepared] = OneForAll()
         self._counting = Memory(count_bytes)
@@ -78,6 +89,12 @@ class Fetcher:
         #: For what takes long: nobody else's work may wait for it, nor a part's place in memory be held meanwhile.
         self._threads = ThreadPoolExecutor(os.cpu_count() or 1, "forebay-count")
         self._retries = retries
+
+    async def head(self, root: str, obj: ObjectInfo) -> ObjectInfo:
+        """The object as it is now."""
+        target = self._stores.target(root, obj.key)
+        now = await attempt(target.store, target.url, self._retries, lambda: target.store.head(target.key))
+        return replace(now, key=obj.key)
 
     async def prepare(self, root: str, obj: ObjectInfo, format: Format) -> Prepared:
         """What the format knows of the object, read once for all who ask at the same time, and kept for a while."""
@@ -104,11 +121,12 @@ class Fetcher:
     async def _count(self, root: str, piece: Piece, format: Format, prepared: Prepared) -> Counted:
         counter = await asyncio.to_thread(format.count, piece, prepared)
 
-        async def push(chunk: Buffer) -> None:
-            await complete(asyncio.ensure_future(asyncio.to_thread(counter.write, chunk)))
+        async def push(chunks: Received) -> None:
+            await in_thread(write_all, counter, chunks)
 
-        async with self._counting.taken(_Turn(next(self._turns)), counter.memory_bytes):
-            await self.stream(root, piece.object, counter.ranges, push)
+        caller = Waiter(next(self._turns))
+        async with self._counting.taken(caller, counter.memory_bytes):
+            await self.stream(root, piece.object, counter.ranges, push, caller)
             await self._finish(counter)
         return counter.counted()
 
@@ -139,62 +157,84 @@ class Fetcher:
                 if isinstance(advanced, _Done):
                     return advanced.result
                 answer = await gather_bounded(
-                    self._parts_in_flight, lambda wanted: self._read(target, obj, wanted), advanced.ranges
+                    _RANGES_AT_ONCE, lambda wanted: self._read_whole(target, obj, wanted), advanced.ranges
                 )
         finally:
             with contextlib.suppress(ValueError):  # a cancelled step runs on to its end on its thread
                 steps.close()
 
-    async def stream(self, root: str, obj: ObjectInfo, ranges: Sequence[ByteRange], on_chunk: OnChunk) -> None:
-        """Awaits `on_chunk` with the bytes of the concatenated ranges, in order, in chunks of at most `part_bytes`.
+    async def stream(
+        self, root: str, obj: ObjectInfo, ranges: Sequence[ByteRange], on_part: OnPart, caller: Caller
+    ) -> None:
+        """Awaits `on_part` with the bytes of the concatenated ranges, in order, at most `part_bytes` at a time.
 
-        A chunk must not be kept after the call. Cancelling ends all requests of the stream.
+        A little of them may be kept after the call. Cancelling ends all requests of the stream.
         """
         target = self._stores.target(root, obj.key)
         parts = split(ranges, self._part_bytes)
         ahead: deque[_Part] = deque()
         try:
-            self._start_parts(target, obj, parts, ahead)
+            self._start_parts(target, obj, parts, ahead, caller)
             while ahead:
-                chunk = await ahead[0].task
-                await on_chunk(chunk)
-                del chunk
+                chunks = await ahead[0].task
+                await on_part(chunks)
+                del chunks
                 ahead.popleft().give_back()
-                self._start_parts(target, obj, parts, ahead)
+                self._start_parts(target, obj, parts, ahead, caller)
         finally:
             await end_all([part.task for part in ahead])
             for part in ahead:
                 part.give_back()
 
-    def _start_parts(self, target: Target, obj: ObjectInfo, parts: Iterator[ByteRange], ahead: "deque[_Part]") -> None:
-        while len(ahead) < self._parts_in_flight and (wanted := next(parts, None)):
-            ahead.append(_Part(self._places, partial(self._read, target, obj, wanted)))
+    def _start_parts(
+        self, target: Target, obj: ObjectInfo, parts: Iterator[ByteRange], ahead: "deque[_Part]", caller: Caller
+    ) -> None:
+        while len(ahead) < self._parts_ahead and (wanted := next(parts, None)):
+            ahead.append(_Part(self.flight, wanted.length, partial(self._read, target, obj, wanted, caller), caller))
 
-    async def _read(self, target: Target, obj: ObjectInfo, wanted: ByteRange) -> Buffer:
-        if wanted.length == 0:
-            return b""
-        return await attempt(
-            target.store, target.url, self._retries, lambda: target.store.read(target.key, wanted, obj.version)
-        )
+    async def _read_whole(self, target: Target, obj: ObjectInfo, wanted: ByteRange) -> Buffer:
+        chunks = await self._read(target, obj, wanted, NOW) if wanted.length else []
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def _read(self, target: Target, obj: ObjectInfo, wanted: ByteRange, caller: Caller) -> Received:
+        received: Received = []
+        has_failed = False
+
+        async def go_on() -> None:
+            nonlocal has_failed
+            keeps, has_failed = has_failed, True
+            rest = ByteRange(wanted.start + sum(memoryview(chunk).nbytes for chunk in received), wanted.stop)
+            await target.store.read(target.key, rest, obj.version, received, keeps=keeps)
+
+        await attempt(target.store, target.url, self._retries, go_on, caller)
+        return received
+
+
+def write_all(localiser: Localiser, chunks: Received) -> None:
+    """Writes the chunks of a part, and frees them; on a thread, one hop for all of them."""
+    for chunk in chunks:
+        localiser.write(chunk)
+    chunks.clear()
 
 
 class _Part:
-    """One part of a stream on its way, with its place in memory once it has one."""
+    """One part of a stream on its way, with its memory once it has it."""
 
-    def __init__(self, places: asyncio.Semaphore, read: Callable[[], Awaitable[Buffer]]) -> None:
-        self._places = places
-        self._has_place = False
-        self.task = asyncio.create_task(self._run(read))
+    def __init__(self, flight: Memory, size: int, read: Callable[[], Awaitable[Received]], caller: Caller) -> None:
+        self._flight = flight
+        self._size = size
+        self._held = 0
+        self.task = asyncio.create_task(self._run(read, caller))
 
-    async def _run(self, read: Callable[[], Awaitable[Buffer]]) -> Buffer:
-        await self._places.acquire()
-        self._has_place = True
+    async def _run(self, read: Callable[[], Awaitable[Received]], caller: Caller) -> Received:
+        await self._flight.take(caller, self._size)
+        self._held = self._size
         return await read()
 
     def give_back(self) -> None:
-        if self._has_place:
-            self._has_place = False
-            self._places.release()
+        held, self._held = self._held, 0
+        if held:
+            self._flight.give_back(held)
 
 
 #: The URL of an object, its version, and the format that looked at it.
@@ -237,14 +277,6 @@ class PreparedObjects:
         while self._used > self._capacity:
             _, dropped = self._entries.popitem(last=False)
             self._used -= dropped.memory_bytes + self.ENTRY_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class _Turn:
-    """Who takes memory for a count: they go in the order in which they came."""
-
-    turn: int
-    is_demand: bool = True
 
 
 def _prepared_and_cut(obj: ObjectInfo, format: Format) -> Steps[tuple[Prepared, ObjectCut]]:

@@ -6,12 +6,21 @@ on the event loop.
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from forebay_core.errors import ConfigurationError
 from forebay_core.formats.base import Buffer, ByteRange, ObjectInfo
+
+if TYPE_CHECKING:
+    from forebay_server.sources.gate import Gate
+
+
+#: The bytes of a range as they came, in chunks of any length.
+Received = list[Buffer]
 
 
 @dataclass(slots=True)
@@ -24,6 +33,44 @@ class RemoteCounters:
     retries: int = 0
     #: Bytes of objects received.
     bytes: int = 0
+    #: Of the requests those that write or delete, and bytes of objects that were sent, each time that they were.
+    writes: int = 0
+    sent_bytes: int = 0
+    #: Answers that asked for less (503, 429), and requests given up because no byte came for too long.
+    throttles: int = 0
+    stalls: int = 0
+    #: Requests that are over, by what came of them: "ok", an HTTP status such as "503", or what went wrong on the way
+    #: ("timeout", "connect", "broken", "short", "changed", "local").
+    answers: Counter[str] = field(default_factory=Counter)
+
+
+class Caller(Protocol):
+    """On whose behalf bytes are asked for, as it stands now: what is fetched ahead may become a demand meanwhile."""
+
+    @property
+    def before(self) -> float | None:
+        """Seconds until it is needed; None: somebody waits."""
+
+    @property
+    def is_demand(self) -> bool:
+        """Whether somebody waits."""
+
+    @property
+    def turn(self) -> int:
+        """Counts callers in the order in which they came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A caller that somebody waits for."""
+
+    turn: int = 0
+    before: float | None = None
+    is_demand: bool = True
+
+
+#: What is small, and for which somebody waits: a listing, a footer.
+NOW = Waiter()
 
 
 class RemoteStore(ABC):
@@ -34,7 +81,11 @@ class RemoteStore(ABC):
     endpoint: str
     account: str
     bucket: str
+    #: Whose credentials are used, for people; empty where none are needed.
+    who: str
     counters: RemoteCounters
+    #: Where all requests take turns; set when it is opened.
+    gate: "Gate"
 
     @abstractmethod
     def list(
@@ -50,8 +101,17 @@ class RemoteStore(ABC):
         """One object, under its whole key."""
 
     @abstractmethod
-    async def read(self, key: str, wanted: ByteRange, version: str) -> Buffer:
-        """Exactly the bytes of the range, of exactly this version of the object."""
+    async def read(self, key: str, wanted: ByteRange, version: str, received: Received, *, keeps: bool = False) -> None:
+        """Appends exactly the bytes of the range, of exactly this version of the object.
+
+        keeps: as they come, so that `received` holds after a failure what had come before it; costs more. Never a byte
+        more than was wanted.
+        """
+
+    def md5_of(self, version: str) -> str | None:
+        """What the version says of the object's bytes: their MD5 in hexadecimal, where it very likely is that."""
+        del version
+        return None
 
     def local_path(self, key: str) -> Path | None:
         """The file that is the object, where it is one on this machine."""

@@ -1,20 +1,9 @@
 """The cache over its life: what it believes after a start, and what it does before it knows."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
-from forebay_core.eviction import Resident
-from forebay_server.cache.departures import FRESH_SECONDS, Departures, plan
-from tests.server.scripted import KIB, ManualClock, key_of, pieces_of_room, rig
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise TimeoutError(what)
+from tests.server.scripted import KIB, key_of, pieces_of_room, rig, until
 
 
 async def fill_and_leave(root: Path, count: int) -> list[str]:
@@ -74,6 +63,8 @@ def test_without_an_index_nothing_is_fetched_before_it_is_known_what_is_there(tm
 def test_pieces_are_served_before_the_index_is_loaded_and_nothing_is_fetched_before_it_is_counted(
     tmp_path: Path,
 ) -> None:
+    """CASES 33."""
+
     async def run() -> None:
         keys = await fill_and_leave(tmp_path, 3)
         (tmp_path / "pieces" / keys[0][:2] / keys[0]).unlink()
@@ -97,7 +88,7 @@ def test_a_start_with_a_smaller_capacity_makes_the_cache_smaller(tmp_path: Path)
         await fill_and_leave(tmp_path, 4)
         async with rig(tmp_path, capacity=pieces_of_room(1)) as setup:
             assert len(setup.cache) == 1
-            assert setup.cache.evictions == 3
+            assert setup.cache.room.evictions == 3
 
     asyncio.run(run())
 
@@ -107,40 +98,8 @@ def test_a_fill_that_fell_between_rename_and_index_is_kept(tmp_path: Path) -> No
         async with rig(tmp_path) as setup:
             temp = setup.disk.create()
             temp.write(b"x" * KIB)
-            setup.disk.commit(temp, key_of(1), setup.job(1).origin)
+            setup.disk.commit(temp, key_of(1), setup.job(1).origin(setup.job(1).piece.object))
         async with rig(tmp_path) as setup:
             assert setup.cache.find(key_of(1)) is not None
 
     asyncio.run(run())
-
-
-def residents(*uses: float | None) -> list[Resident]:
-    return [Resident(str(number), 10, use, float(number), False) for number, use in enumerate(uses)]
-
-
-def test_a_plan_is_used_up_in_order_skips_what_is_in_use_and_ends_with_its_time() -> None:
-    clock = ManualClock()
-    departures = Departures(clock)
-    chosen = plan(residents(5.0, None, 90.0, 50.0, None), 20, before=None, capacity=10_000)
-    assert chosen is not None
-    assert [departure.key for departure in chosen] == ["1", "4"]
-    chosen = plan(residents(*[None, *range(60)]), 10, before=None, capacity=10_000)
-    assert chosen is not None
-    assert len(chosen) == 32
-    departures.keep(chosen, version=1, made_at=clock())
-
-    def take(missing: int, *, before: float | None = None, version: int = 1, in_use: str = "") -> list[str] | None:
-        return departures.take(missing, before=before, version=version, is_free=lambda key: key != in_use)
-
-    assert take(20, in_use="60") == ["0", "59"]
-    assert take(10, before=57.0) is None, "a prefetch must not take what is needed at the same moment or sooner"
-    assert take(10, before=56.0) == ["58"]
-    assert take(10, version=2) is None, "other needs, another plan"
-    assert take(10) == ["57"]
-    clock.now += FRESH_SECONDS
-    assert take(10) is None
-
-
-def test_there_is_no_plan_where_there_is_not_enough() -> None:
-    assert plan(residents(1.0, 2.0), 30, before=None, capacity=1000) is None
-    assert plan(residents(1.0, 2.0), 10, before=2.0, capacity=1000) is None

@@ -48,3 +48,35 @@ def test_a_demand_waits_on_while_trainers_read_on_but_not_for_ever() -> None:
         queue.moved()
     clock.now += 20
     assert queue.gives_up(demand)
+
+
+def test_after_one_has_given_up_those_that_can_pass_by_wait_far_shorter_for_some_minutes() -> None:
+    """CASES 30."""
+    clock = ManualClock()
+    queue = RoomQueue(clock, 30)
+    first = Waiting(1, clock())
+    clock.now += 29
+    assert not queue.gives_up(first, passes_by=True), "nobody has given up yet"
+    clock.now += 1
+    assert queue.gives_up(first, passes_by=True)
+    later = Waiting(2, clock())
+    assert not queue.gives_up(later, passes_by=True)
+    clock.now += 1
+    assert queue.gives_up(later, passes_by=True)
+    assert not queue.gives_up(later), "it would be an error"
+    clock.now += 299
+    assert not queue.gives_up(Waiting(3, clock() - 1), passes_by=True)
+
+
+def test_in_a_jam_one_waits_on_while_trainers_read_on_but_not_for_long() -> None:
+    clock = ManualClock()
+    queue = RoomQueue(clock, 30)
+    clock.now += 30
+    assert queue.gives_up(Waiting(1, clock() - 30), passes_by=True)
+    demand = Waiting(2, clock())
+    for _ in range(19):
+        clock.now += 0.5
+        assert not queue.gives_up(demand, passes_by=True)
+        queue.moved()
+    clock.now += 0.5
+    assert queue.gives_up(demand, passes_by=True)

@@ -36,7 +36,7 @@ class Opener:
 
     def __init__(self, directory: Path, environment: dict[str, str] | None = None, **options: Any) -> None:
         self.fetcher = Fetcher(Stores(environment or {}, RemoteCounters()), **options)
-        self.manifests = Manifests(directory, Stores(environment or {}, RemoteCounters()), self.fetcher)
+        self.manifests = Manifests(lambda: [directory], Stores(environment or {}, RemoteCounters()), self.fetcher)
 
     def open(self, urls: Sequence[str | Path], **rows: Any) -> OpenedDataset:
         kind = compose(PARQUET, **rows)

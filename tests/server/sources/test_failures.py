@@ -52,7 +52,8 @@ def failure(opened: Stores, url: str, action: str, policy: RetryPolicy = OPENING
             return [batch async for batch in target.store.list(target.key, lambda _: True)]
         if action == "head":
             return await target.store.head(target.key)
-        return await target.store.read(target.key, FIRST_BYTE, '"no-such-version"')
+        await target.store.read(target.key, FIRST_BYTE, '"no-such-version"', [])
+        return None
 
     with pytest.raises(ForebayError) as caught:
         asyncio.run(attempt(target.store, url, policy, act))
@@ -104,7 +105,7 @@ def test_a_missing_bucket_is_named(s3: SeaweedFS, action: str) -> None:
 def test_a_missing_object_is_told_from_a_missing_bucket(bucket: Bucket, action: str) -> None:
     error = failure(stores(bucket.server.environment()), bucket.uri("absent.parquet"), action)
     assert isinstance(error, SourceNotFound)
-    assert str(error) == f"{bucket.uri('absent.parquet')}: no such object"
+    assert str(error) == f"{bucket.uri('absent.parquet')}: no such object; check the name"
 
 
 @pytest.mark.parametrize("action", ["list", "head", "read"])
@@ -114,7 +115,7 @@ def test_a_wrong_key_and_a_wrong_secret_are_told_apart(bucket: Bucket, action: s
     environment = bucket.server.environment() | {setting: "Wr0ng-But-Private"}
     error = failure(stores(environment), bucket.uri("a.parquet"), action)
     assert isinstance(error, AccessDenied)
-    assert f"check {setting}" in str(error)
+    assert f"check the daemon's {setting}" in str(error)
     assert "Wr0ng" not in str(error)
     assert environment["AWS_SECRET_ACCESS_KEY"] not in str(error)
 
@@ -145,7 +146,8 @@ def test_a_metadata_service_that_gives_no_credentials_is_named_and_not_waited_fo
             error = failure(opened, "s3://bucket/a.parquet", "list")
         assert time.monotonic() - begun < 6
         assert isinstance(error, AccessDenied)
-        assert "no credentials: AWS_ACCESS_KEY_ID is not set, and 127.0.0.1" in str(error)
+        assert "no credentials: 127.0.0.1, asked for those of this machine's role," in str(error)
+        assert "in the environment of the daemon" in str(error)
 
 
 @pytest.mark.parametrize("action", ["list", "head", "read"])
@@ -228,16 +230,30 @@ def test_plain_http_without_leave_names_the_setting(s3: SeaweedFS) -> None:
 
 
 @pytest.mark.parametrize("action", ["list", "head", "read"])
-@pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_store_that_keeps_throttling_is_unreachable_after_the_attempts(
+def test_a_store_that_keeps_failing_is_unreachable_after_the_attempts(
+    bucket: Bucket, counting_proxy: CountingProxy, action: str
+) -> None:
+    counting_proxy.fault = answer(500, error_body("InternalError"))
+    opened = stores(bucket.server.environment(endpoint=counting_proxy.endpoint))
+    error = failure(opened, bucket.uri("a.parquet"), action)
+    assert isinstance(error, SourceUnreachable)
+    assert "keeps answering 500" in str(error)
+    assert opened.counters.retries == OPENING.attempts - 1
+    assert opened.counters.answers == {"500": OPENING.attempts}
+
+
+@pytest.mark.parametrize(("action", "status"), [("list", 429), ("read", 503)])
+def test_a_store_that_keeps_throttling_is_unreachable_after_the_time_that_it_is_given(
     bucket: Bucket, counting_proxy: CountingProxy, action: str, status: int
 ) -> None:
     counting_proxy.fault = answer(status, error_body("SlowDown"))
     opened = stores(bucket.server.environment(endpoint=counting_proxy.endpoint))
-    error = failure(opened, bucket.uri("a.parquet"), action)
+    policy = RetryPolicy(attempts=1, give_up_seconds=0.4)
+    error = failure(opened, bucket.uri("a.parquet"), action, policy)
     assert isinstance(error, SourceUnreachable)
     assert f"keeps answering {status}" in str(error)
-    assert opened.counters.retries == OPENING.attempts - 1
+    assert opened.counters.throttles == opened.counters.retries + 1
+    assert 1 <= opened.counters.retries <= 4, "a pause comes before each, and they double"
     assert opened.counters.requests == len(counting_proxy.exchanges)
 
 
@@ -266,7 +282,7 @@ def test_a_range_behind_the_end_is_an_object_that_changed(bucket: Bucket) -> Non
     async def read_behind_the_end() -> None:
         info: ObjectInfo = await target.store.head(target.key)
         beyond = ByteRange(100, 200)
-        await attempt(target.store, target.url, ONCE, lambda: target.store.read(target.key, beyond, info.version))
+        await attempt(target.store, target.url, ONCE, lambda: target.store.read(target.key, beyond, info.version, []))
 
     with pytest.raises(ObjectChanged, match="shorter"):
         asyncio.run(read_behind_the_end())
@@ -280,7 +296,7 @@ def test_a_body_that_always_ends_early_is_unreachable(bucket: Bucket, counting_p
     async def read() -> None:
         info = await target.store.head(target.key)
         whole = ByteRange(0, info.size)
-        await attempt(target.store, target.url, OPENING, lambda: target.store.read(target.key, whole, info.version))
+        await attempt(target.store, target.url, OPENING, lambda: target.store.read(target.key, whole, info.version, []))
 
     with pytest.raises(SourceUnreachable, match="connection broke"):
         asyncio.run(read())
@@ -308,7 +324,7 @@ def test_typed_errors_pass_unchanged_and_unknown_ones_stay_on_one_line() -> None
 def test_a_name_with_a_line_break_is_quoted_on_one_line(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/a\nb.parquet"
     assert str(classify(FileNotFoundError(2, "no"), url=url, endpoint="")) == (
-        f"file://{tmp_path}/a\\nb.parquet: no such file or directory"
+        f"file://{tmp_path}/a\\nb.parquet: no such file or directory; check the path"
     )
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +18,7 @@ from forebay_core.formats import Parquet, Tokens
 from forebay_core.formats.base import Buffer, ByteRange, ObjectInfo, Prepared, Steps
 from forebay_server.sources.fetching import Fetcher, PreparedObjects, split
 from forebay_server.sources.registry import Stores
-from forebay_server.sources.remote import ConnectionOptions, RemoteCounters
+from forebay_server.sources.remote import NOW, ConnectionOptions, RemoteCounters
 from forebay_server.sources.retries import RetryPolicy
 from tests.support.proxy import CountingProxy, Fault, Request
 from tests.support.seaweedfs import Bucket
@@ -40,10 +42,10 @@ def write(directory: Path, name: str, data: bytes) -> ObjectInfo:
 async def collect(fetcher: Fetcher, root: str, obj: ObjectInfo, ranges: list[ByteRange]) -> list[bytes]:
     chunks: list[bytes] = []
 
-    async def on_chunk(chunk: Buffer) -> None:
-        chunks.append(bytes(chunk))
+    async def on_part(part: Sequence[Buffer]) -> None:
+        chunks.append(b"".join(part))
 
-    await fetcher.stream(root, obj, ranges, on_chunk)
+    await fetcher.stream(root, obj, ranges, on_part, NOW)
     return chunks
 
 
@@ -74,7 +76,7 @@ def test_a_stream_from_s3_equals_the_object_and_is_counted(remote: Stores, bucke
         return await collect(fetcher_of(remote), bucket.uri(), obj, [ByteRange(0, len(DATA))])
 
     assert b"".join(asyncio.run(read())) == DATA
-    assert remote.counters == RemoteCounters(requests=1 + 31, retries=0, bytes=len(DATA))
+    assert remote.counters == RemoteCounters(requests=1 + 31, retries=0, bytes=len(DATA), answers=Counter(ok=31))
 
 
 @given(
@@ -128,18 +130,20 @@ def test_throttling_is_ridden_out(remote: Stores, bucket: Bucket, counting_proxy
 
 
 def test_an_overwritten_object_is_changed_and_never_a_mixture(remote: Stores, bucket: Bucket) -> None:
+    """CASES 27."""
+
     async def read() -> None:
         obj = await head(remote, bucket, "shard.bin")
         chunks: list[bytes] = []
 
-        async def overwrite_after_the_first(chunk: Buffer) -> None:
-            chunks.append(bytes(chunk))
+        async def overwrite_after_the_first(part: Sequence[Buffer]) -> None:
+            chunks.append(b"".join(part))
             assert b"".join(chunks) == DATA[: len(b"".join(chunks))]
             if len(chunks) == 1:
                 await asyncio.to_thread(bucket.put, "shard.bin", DATA[::-1])
 
-        fetcher = fetcher_of(remote, parts_in_flight=2)
-        await fetcher.stream(bucket.uri(), obj, [ByteRange(0, len(DATA))], overwrite_after_the_first)
+        fetcher = fetcher_of(remote, flight_bytes=20_000)
+        await fetcher.stream(bucket.uri(), obj, [ByteRange(0, len(DATA))], overwrite_after_the_first, NOW)
 
     with pytest.raises(ObjectChanged, match=r"shard\.bin"):
         asyncio.run(read())
@@ -169,44 +173,49 @@ def test_a_range_beyond_a_local_file_is_a_bad_object(tmp_path: Path) -> None:
         )
 
 
-def test_no_more_parts_are_in_memory_than_allowed_over_all_streams(
+def test_no_more_bytes_are_in_memory_than_allowed_over_all_streams(
     remote: Stores, bucket: Bucket, counting_proxy: CountingProxy
 ) -> None:
     async def read() -> int:
-        fetcher = fetcher_of(remote, parts_in_flight=3)
+        fetcher = fetcher_of(remote, flight_bytes=30_000)
         obj = await head(remote, bucket, "shard.bin")
         counting_proxy.clear()
         delivered, most = 0, 0
 
-        async def on_chunk(chunk: Buffer) -> None:
+        def asked() -> int:
+            ranges = (str(get.request.range).removeprefix("bytes=").split("-") for get in counting_proxy.gets())
+            return sum(int(last) - int(first) + 1 for first, last in ranges)
+
+        async def on_part(part: Sequence[Buffer]) -> None:
             nonlocal delivered, most
             await asyncio.sleep(0)
-            most = max(most, len(counting_proxy.gets()) - delivered)
-            delivered += 1
+            most = max(most, asked() - delivered)
+            delivered += sum(memoryview(chunk).nbytes for chunk in part)
 
-        one = fetcher.stream(bucket.uri(), obj, [ByteRange(0, len(DATA))], on_chunk)
-        two = fetcher.stream(bucket.uri(), obj, [ByteRange(0, len(DATA))], on_chunk)
+        one = fetcher.stream(bucket.uri(), obj, [ByteRange(0, len(DATA))], on_part, NOW)
+        two = fetcher.stream(bucket.uri(), obj, [ByteRange(0, len(DATA))], on_part, NOW)
         await asyncio.gather(one, two)
-        assert delivered == 62
+        assert delivered == 2 * len(DATA)
+        assert fetcher.flight.used_bytes == 0
         return most
 
-    assert asyncio.run(read()) == 3
+    assert asyncio.run(read()) == 30_000
 
 
 def test_a_cancelled_stream_ends_its_requests_and_gives_its_places_back(
     remote: Stores, bucket: Bucket, counting_proxy: CountingProxy
 ) -> None:
     async def read() -> None:
-        fetcher = fetcher_of(remote, parts_in_flight=4)
+        fetcher = fetcher_of(remote, flight_bytes=40_000)
         obj = await head(remote, bucket, "shard.bin")
         counting_proxy.fault = lambda request: Fault(hang=True) if request.range == "bytes=20000-29999" else None
         second = asyncio.Event()
 
-        async def on_chunk(chunk: Buffer) -> None:
-            if bytes(chunk) == DATA[10_000:20_000]:
+        async def on_part(part: Sequence[Buffer]) -> None:
+            if b"".join(part) == DATA[10_000:20_000]:
                 second.set()
 
-        stuck = asyncio.create_task(fetcher.stream(bucket.uri(), obj, [ByteRange(0, len(DATA))], on_chunk))
+        stuck = asyncio.create_task(fetcher.stream(bucket.uri(), obj, [ByteRange(0, len(DATA))], on_part, NOW))
         await second.wait()
         stuck.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -222,14 +231,14 @@ def test_a_failing_consumer_ends_the_stream_and_its_own_error_is_raised(tmp_path
     obj = write(tmp_path, "shard.bin", DATA)
 
     async def read() -> None:
-        fetcher = fetcher_of(Stores({}, RemoteCounters()), parts_in_flight=2)
+        fetcher = fetcher_of(Stores({}, RemoteCounters()), flight_bytes=20_000)
 
-        async def full(chunk: Buffer) -> None:
+        async def full(part: Sequence[Buffer]) -> None:
             raise OSError(28, "No space left on device")
 
         for _ in range(5):
             with pytest.raises(OSError, match="No space left"):
-                await fetcher.stream(f"file://{tmp_path}", obj, [ByteRange(0, len(DATA))], full)
+                await fetcher.stream(f"file://{tmp_path}", obj, [ByteRange(0, len(DATA))], full, NOW)
         assert b"".join(await collect(fetcher, f"file://{tmp_path}", obj, [ByteRange(0, 50_000)])) == DATA[:50_000]
 
     asyncio.run(read())
@@ -369,7 +378,7 @@ def test_what_is_known_of_objects_is_dropped_when_it_was_not_used_lately_but_one
     assert there() == [True, True, True, True, True, False]
 
 
-@pytest.mark.parametrize("option", ["part_bytes", "parts_in_flight", "prepared_bytes"])
+@pytest.mark.parametrize("option", ["part_bytes", "flight_bytes", "prepared_bytes"])
 def test_options_that_cannot_work_are_refused(option: str) -> None:
     with pytest.raises(ConfigurationError):
         fetcher_of(Stores({}, RemoteCounters()), **{option: -1})

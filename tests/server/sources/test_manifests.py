@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,8 +27,9 @@ from forebay_server.sources.manifests import Manifests, OpenedDataset, SharedSch
 from forebay_server.sources.registry import Stores
 from forebay_server.sources.remote import RemoteCounters
 from forebay_server.sources.retries import RetryPolicy
+from tests.server.scripted import ManualClock
 from tests.support.data import write_parquet, write_tokens
-from tests.support.proxy import CountingProxy, Fault
+from tests.support.proxy import CountingProxy, Fault, Request
 from tests.support.seaweedfs import Bucket
 
 QUICK = RetryPolicy(attempts=2, give_up_seconds=5, first_wait_seconds=0.01)
@@ -39,7 +41,7 @@ class Opener:
     def __init__(self, directory: Path, environment: dict[str, str] | None = None) -> None:
         self.counters = RemoteCounters()
         stores = Stores(environment or {}, self.counters)
-        self.manifests = Manifests(directory, stores, Fetcher(stores, retries=QUICK))
+        self.manifests = Manifests(lambda: [directory], stores, Fetcher(stores, retries=QUICK))
 
     def open(self, urls: Sequence[str | Path], spec: dict[str, object] | None = None) -> OpenedDataset:
         return asyncio.run(self.manifests.open([str(url) for url in urls], json.dumps(spec) if spec else ""))
@@ -156,6 +158,36 @@ def test_many_who_open_one_source_at_the_same_time_cause_one_reading(
     assert len(counting_proxy.exchanges) == 7
 
 
+def test_a_listing_that_took_long_is_not_made_again_by_each_rank_that_opens_a_little_later(
+    tmp_path: Path, bucket: Bucket, counting_proxy: CountingProxy
+) -> None:
+    """CASES 37: listing a million objects takes long, once and not on every rank."""
+    write_parquet(tmp_path / "data", shards=2)
+    bucket.upload(tmp_path / "data", "train/")
+    clock = ManualClock()
+
+    def slow_listing(request: Request) -> None:
+        clock.now += 0 if request.key else 30
+
+    counting_proxy.fault = slow_listing
+    stores = Stores(bucket.server.environment(endpoint=counting_proxy.endpoint), RemoteCounters())
+    manifests = Manifests(lambda: [tmp_path / "cache"], stores, Fetcher(stores, retries=QUICK), clock=clock)
+
+    async def opened_with_listings() -> tuple[OpenedDataset, int]:
+        opened = await manifests.open([bucket.uri("train")], "")
+        return opened, sum(not exchange.request.key for exchange in counting_proxy.exchanges)
+
+    async def run() -> None:
+        first, listings = await opened_with_listings()
+        clock.now += 29
+        assert await opened_with_listings() == (first, listings)
+        clock.now += 2
+        _, later = await opened_with_listings()
+        assert later == 2 * listings
+
+    asyncio.run(run())
+
+
 def test_a_failure_reaches_all_who_wait_and_the_next_attempt_works(
     tmp_path: Path, bucket: Bucket, counting_proxy: CountingProxy
 ) -> None:
@@ -192,12 +224,18 @@ def test_one_who_gives_up_does_not_end_the_work_of_the_others(tmp_path: Path) ->
 
 
 def test_closing_ends_what_is_being_opened(tmp_path: Path, bucket: Bucket, counting_proxy: CountingProxy) -> None:
-    counting_proxy.fault = lambda request: Fault(hang=True)
+    listing = threading.Event()
+
+    def hang(_: Request) -> Fault:
+        listing.set()
+        return Fault(hang=True)
+
+    counting_proxy.fault = hang
     opener = Opener(tmp_path / "cache", bucket.server.environment(endpoint=counting_proxy.endpoint))
 
     async def open_and_close() -> None:
         waiting = asyncio.create_task(opener.manifests.open([bucket.uri("train")], ""))
-        await asyncio.sleep(0)
+        assert await asyncio.to_thread(listing.wait, 20)
         await opener.manifests.close()
         with pytest.raises(asyncio.CancelledError):
             await waiting
