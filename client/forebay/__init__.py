@@ -13,6 +13,10 @@ from forebay_core.errors import (
     AccessDenied,
     BadObject,
     CapacityError,
+    CheckpointDamaged,
+    CheckpointError,
+    CheckpointFenced,
+    CheckpointNotFound,
     ColumnNotFound,
     ConfigurationError,
     DaemonError,
@@ -25,6 +29,7 @@ from forebay_core.errors import (
     SourceError,
     SourceNotFound,
     SourceUnreachable,
+    StagingFull,
     StateError,
     StateMismatch,
     UnknownScheme,
@@ -32,6 +37,9 @@ from forebay_core.errors import (
 )
 
 if TYPE_CHECKING:
+    from forebay.checkpoint.checkpointer import Checkpointer
+    from forebay.checkpoint.reader import CheckpointReader
+    from forebay.checkpoint.writer import NvmeStagingWriter
     from forebay.dataset import StreamingDataset
     from forebay.loader import DataLoader
     from forebay.mixture import Mixture
@@ -51,6 +59,12 @@ __all__ = [
     "BatchTiming",
     "Buckets",
     "CapacityError",
+    "CheckpointDamaged",
+    "CheckpointError",
+    "CheckpointFenced",
+    "CheckpointNotFound",
+    "CheckpointReader",
+    "Checkpointer",
     "ColumnNotFound",
     "ConfigurationError",
     "DaemonError",
@@ -60,6 +74,7 @@ __all__ = [
     "ForebayError",
     "InternalError",
     "Mixture",
+    "NvmeStagingWriter",
     "ObjectChanged",
     "OrderOptions",
     "Packing",
@@ -69,6 +84,7 @@ __all__ = [
     "SourceError",
     "SourceNotFound",
     "SourceUnreachable",
+    "StagingFull",
     "StateError",
     "StateMismatch",
     "StreamingDataset",
@@ -84,8 +100,11 @@ __version__ = _version("forebay")
 _LAZY = {
     "BatchTiming": "forebay.timing",
     "Buckets": "forebay.order",
+    "Checkpointer": "forebay.checkpoint.checkpointer",
+    "CheckpointReader": "forebay.checkpoint.reader",
     "DataLoader": "forebay.loader",
     "Mixture": "forebay.mixture",
+    "NvmeStagingWriter": "forebay.checkpoint.writer",
     "OrderOptions": "forebay.order",
     "Packing": "forebay_core.formats",
     "Parquet": "forebay_core.formats",

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from forebay.daemon.choice import DaemonChoice
 from forebay.delegated import DelegatedDataset, is_stateful
 from forebay.indexed import IndexedDataset
 from forebay.listed import ListedDataset, SampledDataset
@@ -50,7 +51,7 @@ class Wanted:
     ranks: Ranks = field(default_factory=Ranks)
     extras: tuple[str, ...] | None = None
     buckets: Buckets | None = None
-    address: str | None = None
+    daemon: DaemonChoice = field(default_factory=DaemonChoice)
     processes: int = 0
     runs_on: bool = False
 
@@ -101,8 +102,7 @@ def settle(ordered: Ordered | DelegatedDataset, wanted: Wanted) -> None:
     ordered.tail = wanted.tail_beside(ordered.tail)
     ordered._ranks = ordered._ranks if wanted.ranks == Ranks() else wanted.ranks
     ordered.extras = ordered.extras or wanted.extras or ()
-    if wanted.address is not None:
-        ordered.address = wanted.address
+    ordered.daemon = ordered.daemon.or_else(wanted.daemon)
 
 
 def _delegated(dataset: Any, wanted: Wanted) -> DelegatedDataset:
@@ -116,7 +116,7 @@ def _delegated(dataset: Any, wanted: Wanted) -> DelegatedDataset:
         "rank, world_size, device_mesh or process_group": wanted.ranks != Ranks(),
         "extras": bool(wanted.extras),
         "global_batch_size": wanted.global_batch_size is not None,
-        "address": wanted.address is not None,
+        **dict.fromkeys(wanted.daemon.said(), True),
         "steps or repeat": wanted.runs_on,
     }
     unfit = [name for name, is_told in told.items() if is_told]
@@ -131,8 +131,8 @@ def _delegated(dataset: Any, wanted: Wanted) -> DelegatedDataset:
 
 
 def _indexed(dataset: Any, wanted: Wanted) -> IndexedDataset:
-    if wanted.address is not None:
-        raise ConfigurationError("address= is the daemon's, which a map-style dataset does without: leave it out")
+    for option in wanted.daemon.said():
+        raise ConfigurationError(f"{option}= is the daemon's, which a map-style dataset does without: leave it out")
     if wanted.shuffle not in (None, False, True, "global"):
         raise ConfigurationError(
             f"shuffle={wanted.shuffle!r} of a map-style dataset: give True (a permutation of all of it) or False"
@@ -243,7 +243,7 @@ def _agreed(dataset: Ordered, wanted: Wanted) -> Ordered:
         _same("extras", wanted.extras, dataset.extras)
     if wanted.buckets is not None and wanted.buckets is not dataset.buckets:
         raise ConfigurationError("buckets= here is for a map-style dataset: give it to the StreamingDataset instead")
-    _address(dataset, wanted.address)
+    _daemon(dataset, wanted.daemon)
     wanted.batch_size_beside(dataset.batch_size)
     wanted.tail_beside(dataset.tail)
     return dataset
@@ -254,14 +254,10 @@ def _same(name: str, here: object, theirs: object) -> None:
         raise ConfigurationError(f"{name}={here!r} here, {theirs!r} in the dataset: give it in one place")
 
 
-def _address(dataset: Ordered, address: str | None) -> None:
-    theirs = dataset.address
-    if address is None or address == theirs:
-        return
-    if theirs is not None or dataset.is_open:
-        raise ConfigurationError(
-            f"address={address!r} here, {theirs!r} in the StreamingDataset, or it is open already: give it there"
-        )
+def _daemon(dataset: Ordered, here: DaemonChoice) -> None:
+    difference = here.contradicts(dataset.daemon, is_settled=dataset.is_open)
+    if difference is not None:
+        raise ConfigurationError(f"{difference} in the StreamingDataset, or it is open already: give it there")
 
 
 def _check_shuffle(dataset: Ordered, wanted: Wanted) -> None:

@@ -16,6 +16,8 @@ from typing import Any, SupportsIndex
 from torch.utils.data import IterableDataset
 
 from forebay import progress
+from forebay.daemon.choice import DaemonChoice, Fallback
+from forebay.daemon.source_urls import absolute
 from forebay.loading.assembly import Assembly, checked_extras
 from forebay.loading.engine import Feed
 from forebay.loading.lookahead import Depth
@@ -28,7 +30,6 @@ from forebay.order.selection import Stage
 from forebay.order.steps import Tail
 from forebay.ordered import Ordered, check_reachable, checked_buckets
 from forebay.progress import Identity, Progress, SavedState
-from forebay.source_urls import absolute
 from forebay.topology import Ranks
 from forebay_core.errors import ConfigurationError
 from forebay_core.formats import Format, Packing, Tokens, Where, compose, from_spec
@@ -63,6 +64,11 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
             iterated.
         device_mesh, process_group: the data-parallel mesh or group instead, see `forebay.topology.Ranks`.
         address: socket of the daemon; None finds the node's, or starts one for this user.
+        fallback: what becomes of the trainer while that daemon does not answer. `"wait"`, the default, rides through a
+            restart and raises `DaemonUnavailable` after `daemon_wait_seconds`. `"embedded"` then goes on, with the same
+            samples, with a daemon of this user's own, and at once where none was there to begin with. `"error"` raises
+            at once, and never starts one. None: `FOREBAY_FALLBACK`.
+        daemon_wait_seconds: None: `FOREBAY_DAEMON_WAIT_SECONDS`, else 60.
 
     Raises `ConfigurationError` at once for options that cannot work; errors of the source when it is first opened.
     """
@@ -89,6 +95,8 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         device_mesh: Any = None,
         process_group: Any = None,
         address: str | None = None,
+        fallback: Fallback | None = None,
+        daemon_wait_seconds: float | None = None,
     ) -> None:
         ranks = Ranks(rank, world_size, device_mesh, process_group)
         super().__init__(batch_size=batch_size, tail=tail, ranks=ranks, extras=checked_extras(extras))
@@ -101,7 +109,7 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         self.order = order or OrderOptions()
         self.limit = limit
         self.buckets = checked_buckets(buckets)
-        self.address = address
+        self.daemon = DaemonChoice(address, fallback, daemon_wait_seconds)
         self._selection = Selection() if limit is None else Selection((Limit(limit),))
         self._stream: Stream | None = None
         self._lookup: Lookup | None = None
@@ -211,7 +219,7 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         if self._stream is None:
             spec = OrderSpec(self.shuffle, self.seed, self.order, self._selection, self.buckets)
             self._stream = Stream.open(
-                self.address, self.source, format=self.format, columns=self.columns, order_spec=spec
+                self.daemon, self.source, format=self.format, columns=self.columns, order_spec=spec
             )
         return self._stream
 
@@ -228,6 +236,7 @@ class StreamingDataset(Ordered, IterableDataset[Any]):
         stream = self._open()
         return StreamReaderSpec(
             manifest_path=stream.dataset.manifest_path,
+            find_manifest=stream.manifest_path,
             columns=stream.columns,
             seed=self.seed,
             transform=self.transform,

@@ -37,6 +37,8 @@ class DelegatedDataset:
 
     tail = "even"
     extras = ()
+    sample_digest = None
+    """What such a dataset hands out has no numbers to be known by."""
 
     def __init__(self, dataset: Any, *, batch_size: int | None, drop_last: bool, processes: int) -> None:
         self.dataset = dataset
@@ -116,12 +118,13 @@ class DelegatedDataset:
         *,
         owner: object,
         report_to: ReportTo,
+        asked: Callable[[], None],
     ) -> Pass:
         """The rest of the epoch, or the next one, over the source that `playback` has running or that is made."""
         spec = StreamSpec(self.dataset, self.batch_size, self._drop_last, assembly)
         readout = playback.ensure(None, lambda: _Readout(self, source(spec)))
         readout.report_to(report_to)
-        return Pass(owner, readout, Length())
+        return Pass(owner, readout, Length(), asked)
 
     def _here(self) -> Start:
         """Where the next batch comes from. A dataset that is read in turn is its own record."""
@@ -199,7 +202,6 @@ class _Readout:
         self._reports = Reports()
         self.iteration = 0
         self._is_over = self._may_go_on = False
-        self._failure: BaseException | None = None
 
     @property
     def timings(self) -> list[BatchTiming]:
@@ -212,9 +214,12 @@ class _Readout:
     def report_to(self, report_to: ReportTo) -> None:
         self._reports.report_to(report_to)
 
+    def read_ahead(self, *, runs_on: bool) -> None:
+        """The dataset alone knows what is next."""
+
     def begin(self, *, runs_on: bool) -> int:
         self.iteration += 1
-        self._is_over, self._failure = False, None
+        self._is_over = False
         start = self._owner._begin(self._source)
         self._may_go_on = self._owner.position > 0
         self._source.start(start)
@@ -224,14 +229,13 @@ class _Readout:
         """The next batch; the epoch's end is only known when it comes, so none is ever said to be the last."""
         if self._is_over:
             raise StopIteration
-        if self._failure is not None:
-            raise self._failure
         blocked_from = time.monotonic()
         try:
             carried = self._next()
         except BaseException as error:
-            self._keep(error)
-            raise
+            if self._is_over or (said := lasting(error)) is error:
+                raise
+            raise said from error
         blocked_until = time.monotonic()
         self._may_go_on = False
         self._reports.record(
@@ -275,10 +279,6 @@ class _Readout:
         start = Start(self._owner.epoch, after_end=True)
         self._owner._record(start, self._source, goes_on=True)
         self._source.start(start)
-
-    def _keep(self, error: BaseException) -> None:
-        if not self._is_over:
-            self._failure = lasting(error)
 
 
 def _decoded(state: Mapping[str, Any]) -> tuple[Start, int, int]:

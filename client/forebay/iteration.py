@@ -11,7 +11,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, Self
 
 from forebay.loading.engine import Engine
@@ -48,6 +48,27 @@ class Handover:
             raise ConfigurationError(
                 f"stall_warning_seconds={seconds!r}: give a number of seconds above 0, or None for no warnings"
             )
+
+
+class Watchers:
+    """Those who are told, on the trainer's thread, that the next batch is being asked for. What they raise passes."""
+
+    def __init__(self) -> None:
+        self._told: list[Callable[[], None]] = []
+
+    def add(self, told: Callable[[], None]) -> Callable[[], None]:
+        """Gives what takes it off again, once or more often."""
+        self._told.append(told)
+
+        def remove() -> None:
+            if told in self._told:
+                self._told.remove(told)
+
+        return remove
+
+    def __call__(self) -> None:
+        for told in self._told:
+            told()
 
 
 class Reports:
@@ -100,13 +121,16 @@ class Readable(Protocol):
     def report_to(self, report_to: ReportTo) -> None:
         """Timings go to the run that is active now, if to any."""
 
+    def read_ahead(self, *, runs_on: bool) -> None:
+        """Starts to read where the next iteration will begin, as far as that is known; moves nothing."""
+
     def begin(self, *, runs_on: bool) -> int:
         """Starts an iteration where the position says; how many steps of it were handed out before a resume."""
 
     def next(self, step: int = 0) -> tuple[Any, bool]:
         """The next batch, and whether it is known to be the epoch's last; `StopIteration` at the end.
 
-        `step` is how many batches this pass then has handed out.
+        `step` is how many batches this pass then has handed out. Not asked again after an error.
         """
 
     def close(self) -> None:
@@ -137,11 +161,12 @@ class Readout:
     def report_to(self, report_to: ReportTo) -> None:
         self._reports.report_to(report_to)
 
+    def read_ahead(self, *, runs_on: bool) -> None:
+        self._engine.seek(*self._begin_of(self._progress.upcoming(runs_on=runs_on)))
+
     def begin(self, *, runs_on: bool) -> int:
         self.iteration += 1
-        epoch, position = self._progress.begin(runs_on=runs_on)
-        if position > 0 and self._order.steps(position) == 0:
-            epoch, position = epoch + 1, 0
+        epoch, position = self._begin_of(self._progress.begin(runs_on=runs_on))
         self._announce(position)
         step = self._progress.step
         self._progress.commit(epoch, position, self._order.split.global_batch, step)
@@ -158,7 +183,10 @@ class Readout:
             self._enter()
             self._engine.seek(self._progress.epoch, self._progress.position)
         batch, timing = self._engine.next()
-        self._progress.commit(batch.end.epoch, batch.end.position, self._order.split.global_batch, step)
+        digest = batch.end.digest
+        if batch.skipped:
+            digest = replace(digest, skipped=len(batch.skipped))
+        self._progress.commit(batch.end.epoch, batch.end.position, self._order.split.global_batch, step, digest=digest)
         if batch.skipped:
             self._skips.take(batch.skipped)
         if batch.end.last_of_epoch:
@@ -173,16 +201,21 @@ class Readout:
         self._skips.summarise("the loader was closed")
         self._reports.close()
 
+    def _begin_of(self, upcoming: tuple[int, int]) -> tuple[int, int]:
+        epoch, position = upcoming
+        return (epoch + 1, 0) if position > 0 and self._order.steps(position) == 0 else upcoming
+
     def _announce(self, position: int) -> None:
         """Says what a user may not have meant to change, and what the end of the epoch will look like."""
         split, samples, before = self._order.split, self._order.samples, self._progress.last_global_batch
         if position > 0 and before not in (None, split.global_batch):
             _log.warning(
-                "the global batch is %d samples now and was %d before position %d: give global_batch_size= to keep it "
-                "over changes of the world size",
+                "the global batch is %d samples now and was %d before position %d: right where you changed the batch "
+                "size; where the world size changed, global_batch_size=%d keeps it",
                 split.global_batch,
                 before,
                 position,
+                before,
             )
         left = samples - position
         if split.tail == "even" and left < split.world_size:
@@ -247,17 +280,23 @@ class Pass(Iterator[Any]):
     """What one `for` over a loader hands out. Begins when it is made; a later one of the same loader ends it.
 
     Steps that a resumed pass had handed out before count. It keeps its owner alive: `for batch in DataLoader(…)` must
-    outlive the only name of the loader.
+    outlive the only name of the loader. An error stays, and is raised again.
+
+    asked: called before each batch is read.
     """
 
-    def __init__(self, owner: object, readout: Readable, length: Length) -> None:
+    def __init__(
+        self, owner: object, readout: Readable, length: Length, asked: Callable[[], None] = lambda: None
+    ) -> None:
         self._owner = owner
+        self._asked = asked
         self._readout = readout
         self._length = length
         self._step = readout.begin(runs_on=length.runs_on)
         self._began = (readout.iteration, readout.moves)
         self._process = os.getpid()
         self._ended = length.steps is not None and self._step >= length.steps
+        self._failure: BaseException | None = None
 
     def __iter__(self) -> Self:
         return self
@@ -274,6 +313,18 @@ class Pass(Iterator[Any]):
             raise StateError(
                 "this iterator has ended: its loader was closed, iterated again or moved since; iterate it anew"
             )
+        if self._failure is not None:
+            raise self._failure
+        self._asked()
+        try:
+            return self._next()
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _next(self) -> Any:
         if not self._length.runs_on:
             data, self._ended = self._readout.next()
             return data

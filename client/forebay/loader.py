@@ -5,6 +5,7 @@ It has torch's signature in torch's order; what is forebay's own is keyword-only
 of its own, so that neither their number nor their timing can change a batch.
 """
 
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,8 +17,10 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Sampler, default_collate, default_convert
 
 from forebay.adoption import BATCH_SIZE, Wanted, adopt, settle
+from forebay.daemon.choice import DaemonChoice, Fallback
 from forebay.delegated import DelegatedDataset
-from forebay.iteration import Handover, Length, Pass, Playback
+from forebay.digest import SampleDigest
+from forebay.iteration import Handover, Length, Pass, Playback, Watchers
 from forebay.loading.assembly import Assembly, checked_extras
 from forebay.loading.attempts import OnError
 from forebay.loading.carried import Ahead, InTurn, Processes, Source, StreamSpec
@@ -35,7 +38,7 @@ from forebay.ordered import Ordered, checked_batch_size
 from forebay.reporting import ReportTo
 from forebay.skipping import SkippedSample
 from forebay.timing import BatchTiming
-from forebay.topology import Ranks
+from forebay.topology import Ranks, Topology
 from forebay_core.errors import ConfigurationError
 
 WorkerType = Literal["thread", "process"]
@@ -76,7 +79,7 @@ class DataLoader(TorchDataLoader[Any]):
         repeat: a pass has no end.
         report_to: `"auto"` logs `fetch_seconds` and its parts to MLflow when a run is active, `"mlflow"` insists on it,
             None never does.
-        address: socket of the daemon, if not given to the dataset.
+        address, fallback, daemon_wait_seconds: of the daemon, as in `StreamingDataset`, if not given to the dataset.
         on_error: what becomes of a sample whose transform, `__getitem__` or stored row raises. `"raise"`: the exception
             passes, with a note that says which sample it was. `"skip"`: the next good sample of the same batch stands
             in its place once more, as a pad does: with its own id and position, marked `forebay.IS_PAD`. `skipped`
@@ -126,6 +129,8 @@ class DataLoader(TorchDataLoader[Any]):
         repeat: bool = False,
         report_to: ReportTo = "auto",
         address: str | None = None,
+        fallback: Fallback | None = None,
+        daemon_wait_seconds: float | None = None,
         on_error: OnError = "raise",
         stall_warning_seconds: float | None = 60.0,
         device: DeviceLike | None = None,
@@ -149,7 +154,7 @@ class DataLoader(TorchDataLoader[Any]):
             ranks=Ranks(rank, world_size, device_mesh, process_group),
             extras=None if extras is None else checked_extras(extras),
             buckets=buckets,
-            address=address,
+            daemon=DaemonChoice(address, fallback, daemon_wait_seconds),
             processes=0 if worker_type == "thread" else num_workers,
             runs_on=repeat or steps is not None,
         )
@@ -203,7 +208,7 @@ class DataLoader(TorchDataLoader[Any]):
         self.global_batch_size = global_batch_size
         self.steps, self.repeat = steps, repeat
         self.report_to: ReportTo = report_to
-        self.address = address
+        self.address, self.fallback, self.daemon_wait_seconds = address, fallback, daemon_wait_seconds
         self.on_error: OnError = on_error
         self.stall_warning_seconds = stall_warning_seconds
         self._handover = handover
@@ -211,6 +216,7 @@ class DataLoader(TorchDataLoader[Any]):
         # Marks for Accelerate: `prepare` shares nothing out again, `save_state` keeps this loader's state.
         self._is_accelerate_prepared = self.use_stateful_dataloader = isinstance(ordered, Ordered)
         self._playback = Playback(self)
+        self._watchers = Watchers()
 
     @property
     def epoch(self) -> int:
@@ -221,6 +227,23 @@ class DataLoader(TorchDataLoader[Any]):
     def position(self) -> int:
         """Samples of that epoch already handed out, over all ranks."""
         return self._place()[1]
+
+    @property
+    def topology(self) -> Topology:
+        """Which of the ranks that read different samples this one is."""
+        ordered = self._ordered
+        if isinstance(ordered, Ordered):
+            return ordered._topology()
+        return Ranks(self.rank, self.world_size, self.device_mesh, self.process_group).resolve(os.environ)
+
+    @property
+    def sample_digest(self) -> SampleDigest | None:
+        """Of the samples that this rank has handed out since it was made, or since a state was loaded.
+
+        The sum over all ranks says which sample was at every position between; `forebay.digest.expected` says which
+        should have been. It moves with the position. None for a dataset that keeps its own position.
+        """
+        return self._ordered.sample_digest
 
     @property
     def remaining(self) -> int:
@@ -272,18 +295,54 @@ class DataLoader(TorchDataLoader[Any]):
     def __iter__(self) -> Pass:  # type: ignore[override]
         ordered = self._ordered
         if isinstance(ordered, DelegatedDataset):
-            return ordered.iterate(self._playback, self._source, self._assembly, owner=self, report_to=self.report_to)
+            return ordered.iterate(
+                *(self._playback, self._source, self._assembly),
+                owner=self,
+                report_to=self.report_to,
+                asked=self._watchers,
+            )
         split = self._split()
         return ordered._iterate(
             self._playback,
             split,
             lambda: self._delivery(ordered),
             depth=self._depth(ordered, split),
-            length=Length(runs_on=self.repeat or self.steps is not None, steps=self.steps),
+            length=self._length,
             owner=self,
             report_to=self.report_to,
             handover=self._handover,
+            asked=self._watchers,
         )
+
+    def watch(self, told: Callable[[], None]) -> Callable[[], None]:
+        """Calls `told` on the trainer's thread before each batch is read; gives what ends that.
+
+        What it raises comes out of `next()`, and no batch is handed out then.
+        """
+        return self._watchers.add(told)
+
+    def read_ahead(self) -> None:
+        """Begins to fetch and read where the position is, before anybody iterates. Moves nothing; costs nothing twice.
+
+        For what is read from a daemon; nothing for other datasets.
+        """
+        ordered = self._ordered
+        if isinstance(ordered, DelegatedDataset) or not ordered.reads_ahead:
+            return
+        split = self._split()
+        readout = ordered._readout(
+            self._playback,
+            split,
+            lambda: self._delivery(ordered),
+            depth=self._depth(ordered, split),
+            length=self._length,
+            handover=self._handover,
+        )
+        readout.read_ahead(runs_on=self._length.runs_on)
+
+    @property
+    def _length(self) -> Length:
+        return Length(runs_on=self.repeat or self.steps is not None, steps=self.steps)
 
     def replay(self, epoch: int, step: int | None = None, *, position: int | None = None) -> Any:
         """This rank's batch of one step, rebuilt: the same samples through the same functions, in this process.
@@ -305,11 +364,12 @@ class DataLoader(TorchDataLoader[Any]):
             return ordered._replay(self._split(), self._assembly, epoch, step=step, position=position)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_playback"}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_playback", "_watchers")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._playback = Playback(self)
+        self._watchers = Watchers()
 
     def close(self) -> None:
         """Ends workers, threads and the daemon session. Iterating again starts them anew."""

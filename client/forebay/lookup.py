@@ -13,7 +13,7 @@ import numpy as np
 
 from forebay.loading.chunk import Chunk, PieceFile, StepEnd
 from forebay.loading.delivery import leased
-from forebay.loading.leases import Leases
+from forebay.loading.leases import Leases, tell_unreadable
 from forebay.loading.reader import ReaderSpec
 
 KEPT_LOOKUPS = 16
@@ -49,8 +49,9 @@ class Lookup:
                     self._leases.release([piece])
             return batch.data
 
-    def lease_again(self, chunk: Chunk) -> Chunk:
+    def lease_again(self, chunk: Chunk, unreadable: str = "") -> Chunk:
         """The chunk with its piece leased anew."""
+        tell_unreadable(self._leases, chunk, unreadable)
         return chunk.with_files(tuple(self._lease(file.piece) for file in chunk.files))
 
     def close(self) -> None:
@@ -59,6 +60,7 @@ class Lookup:
 
     def _finish(self) -> None:
         self._closed = True
+        self._leases.interrupt()
         with self._lock:
             self._reader.close()
             self._leases.close()

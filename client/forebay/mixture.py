@@ -16,6 +16,7 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from forebay import progress
+from forebay.daemon.choice import DaemonChoice, common
 from forebay.dataset import StreamingDataset
 from forebay.loading.assembly import Assembly, checked_extras
 from forebay.loading.engine import Feed
@@ -87,15 +88,14 @@ class Mixture(Ordered, IterableDataset[Any]):
         return tuple(self.sources)
 
     @property
-    def address(self) -> str | None:
-        """The daemon's socket where all sources have been given the same one."""
-        addresses = {source.address for source in self.sources.values()}
-        return addresses.pop() if len(addresses) == 1 else None
+    def daemon(self) -> DaemonChoice:
+        """What all sources alike have been told of the daemon."""
+        return common([source.daemon for source in self.sources.values()])
 
-    @address.setter
-    def address(self, address: str | None) -> None:
+    @daemon.setter
+    def daemon(self, daemon: DaemonChoice) -> None:
         for source in self.sources.values():
-            source.address = source.address or address
+            source.daemon = source.daemon.or_else(daemon)
 
     @property
     def is_open(self) -> bool:

@@ -8,9 +8,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from forebay.daemon_client import DaemonClient, OpenedDataset
+from forebay.daemon.choice import DaemonChoice
+from forebay.daemon.client import DaemonClient, OpenedDataset
+from forebay.daemon.session import Session, check_same
 from forebay.loading.engine import Feed
 from forebay.loading.leases import SessionLeases
 from forebay.loading.lookahead import Depth
@@ -19,7 +22,6 @@ from forebay.order import Buckets, Order, OrderOptions, Pieces, RankOrder, Selec
 from forebay.order.options import Shuffle
 from forebay.order.steps import Tail
 from forebay.progress import Identity
-from forebay.session import Session
 from forebay.small_cache import SmallCacheWarning
 from forebay.topology import Topology, nodes
 from forebay_core.errors import EmptyDataset, ForebayError
@@ -104,11 +106,13 @@ class Stream:
     columns: tuple[str, ...]
     order_spec: OrderSpec
     order: Order
+    #: As the daemon opened it anew, once the disk with its manifest failed.
+    _reopened: list[OpenedDataset] = field(default_factory=list, init=False, compare=False)
 
     @classmethod
     def open(
         cls,
-        address: str | None,
+        daemon: DaemonChoice,
         urls: Sequence[str],
         *,
         format: Format | None,
@@ -116,13 +120,25 @@ class Stream:
         order_spec: OrderSpec,
     ) -> "Stream":
         """Asks the daemon. Raises the errors of the source, `ColumnNotFound`, `DaemonUnavailable`."""
-        client = DaemonClient(address)
+        client = DaemonClient(daemon.address, fallback=daemon.fallback, reconnect_seconds=daemon.wait_seconds)
         dataset = client.open_dataset(urls, "" if format is None else json.dumps(format.spec(), sort_keys=True))
         manifest = Manifest.open(dataset.manifest_path, inode=dataset.inode, size=dataset.size_bytes)
         names = tuple(manifest.columns(None if columns is None else list(columns)))
         if order_spec.buckets is not None:
             order_spec.buckets.check(manifest.samples)
         return cls(client, dataset, manifest, names, order_spec, order_spec.over(manifest))
+
+    def manifest_path(self) -> Path:
+        """Where readers find the manifest: where it was or, if that disk has failed, where the daemon puts it now.
+
+        Raises `ObjectChanged` where the source is another dataset by now, and what opening one raises.
+        """
+        known = self._reopened[-1] if self._reopened else self.dataset
+        if not _can_be_read(known.manifest_path):
+            known = self.client.open_dataset(known.urls, known.format_json)
+            check_same(self.dataset, known)
+            self._reopened.append(known)
+        return known.manifest_path
 
     @property
     def samples(self) -> int:
@@ -219,3 +235,11 @@ def shared_lanes(order: Order, nodes: int | None) -> str:
         f"{nodes} nodes share the order's {order.lanes} lanes, so each piece is fetched about "
         f"{nodes / order.lanes:.3g} times in an epoch: a new run may have order=forebay.OrderOptions(lanes={nodes})"
     )
+
+
+def _can_be_read(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return bool(file.read(1))
+    except OSError:
+        return False

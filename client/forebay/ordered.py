@@ -15,8 +15,10 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from forebay import progress
+from forebay.daemon.choice import DaemonChoice
+from forebay.digest import SampleDigest
 from forebay.frameworks import refuse_double_sharding
-from forebay.iteration import Handover, Length, Pass, Playback, Readout
+from forebay.iteration import Handover, Length, Pass, Playback, Readable, Readout
 from forebay.loading.ahead import AheadDelivery
 from forebay.loading.assembly import Assembly
 from forebay.loading.delivery import Delivery
@@ -35,6 +37,10 @@ WHOLE = Length()
 _log = logging.getLogger("forebay")
 
 
+def _nothing() -> None:
+    """What is called where nobody wants to hear."""
+
+
 class Ordered(ABC):
     """An order and where its reader stands.
 
@@ -50,8 +56,8 @@ class Ordered(ABC):
     shuffle: Shuffle | bool = True
     """What a loader's own `shuffle=` must agree with."""
     buckets: Buckets | None = None
-    address: str | None = None
-    """Socket of the daemon, as far as it was given."""
+    daemon: DaemonChoice = DaemonChoice()
+    """What was said of the daemon."""
 
     def __init__(self, *, batch_size: int | None, tail: Tail, ranks: Ranks, extras: tuple[str, ...] = ()) -> None:
         Split(1, 1, tail)
@@ -62,6 +68,11 @@ class Ordered(ABC):
         self._ranks = ranks
         self._progress = Progress()
         self._playback = Playback(self)
+
+    @property
+    def address(self) -> str | None:
+        """Socket of the daemon, as far as it was given."""
+        return self.daemon.address
 
     @property
     def is_open(self) -> bool:
@@ -102,6 +113,11 @@ class Ordered(ABC):
     def position(self) -> int:
         """Samples of that epoch already handed out, over all ranks."""
         return self._progress.position
+
+    @property
+    def sample_digest(self) -> SampleDigest:
+        """Of what this rank has handed out since it was made, or since a state was loaded; see `forebay.digest`."""
+        return self._progress.digest
 
     @property
     def remaining(self) -> int:
@@ -160,12 +176,27 @@ class Ordered(ABC):
         owner: object = None,
         report_to: ReportTo = None,
         handover: Handover | None = None,
+        asked: Callable[[], None] = _nothing,
     ) -> Pass:
         """The rest of the epoch, over the machinery that `playback` has running or that is started for it."""
+        how = handover or Handover()
+        readout = self._readout(playback, split, delivery, depth=depth, length=length, handover=how)
+        readout.report_to(report_to)
+        return Pass(self if owner is None else owner, readout, length, asked)
+
+    def _readout(
+        self,
+        playback: Playback,
+        split: Split,
+        delivery: Callable[[], Delivery],
+        *,
+        depth: Depth,
+        length: Length,
+        handover: Handover,
+    ) -> Readable:
+        """That machinery, before anyone iterates."""
         self._prepare(split, runs_on=length.runs_on)
         identity = self._identity()
-        how = handover or Handover()
-
         here = weakref.ref(self)  # the readout outlives whoever would hold it, until it is told to end
 
         def enter() -> None:
@@ -177,12 +208,10 @@ class Ordered(ABC):
             feed = self._feed(split)
             if feed.note:
                 _log.info(feed.note)
-            engine = Engine(feed, delivery(), depth, stall_warning_seconds=how.stall_warning_seconds)
-            return Readout(engine, self._progress, feed.order, skips=how.skips, enter=enter)
+            engine = Engine(feed, delivery(), depth, stall_warning_seconds=handover.stall_warning_seconds)
+            return Readout(engine, self._progress, feed.order, skips=handover.skips, enter=enter)
 
-        readout = playback.ensure((split, self._topology(), identity), start)
-        readout.report_to(report_to)
-        return Pass(self if owner is None else owner, readout, length)
+        return playback.ensure((split, self._topology(), identity), start)
 
     def _replay(
         self, split: Split, assembly: Assembly, epoch: int, *, step: int | None = None, position: int | None = None

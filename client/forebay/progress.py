@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from forebay.digest import NOTHING, SampleDigest
 from forebay_core.errors import ConfigurationError, StateError, StateMismatch
 
 STATE_VERSION = 1
@@ -69,6 +70,8 @@ class Progress:
         self.epoch = 0
         self.position = 0
         self.last_global_batch: int | None = None
+        #: Of what was handed out since this was made or a state was loaded.
+        self.digest = NOTHING
         #: Steps handed out in this pass, where a pass is a number of steps and not an epoch.
         self.step = 0
         #: The next iteration goes on here instead of beginning the next epoch.
@@ -96,9 +99,12 @@ class Progress:
         self.moves += 1
         return self.epoch, self.position
 
-    def commit(self, epoch: int, position: int, global_batch: int, step: int = 0) -> None:
+    def commit(
+        self, epoch: int, position: int, global_batch: int, step: int = 0, *, digest: SampleDigest = NOTHING
+    ) -> None:
         """A batch was handed out; all before (epoch, position) is with the trainer, and `step` steps of this pass."""
         self.epoch, self.position, self.last_global_batch, self.step = epoch, position, global_batch, step
+        self.digest += digest
         self.resuming = False
 
     def set_epoch(self, epoch: int) -> None:
@@ -118,7 +124,7 @@ class Progress:
 
     def load(self, state: SavedState) -> None:
         """Takes a checked state over."""
-        self.last_global_batch, self.step = state.last_global_batch, state.step
+        self.last_global_batch, self.step, self.digest = state.last_global_batch, state.step, NOTHING
         self.resume_at(state.epoch, state.position)
 
     def resume_at(self, epoch: int, position: int) -> None:
@@ -181,5 +187,5 @@ def check(saved: SavedState, here: Identity) -> None:
         raise StateMismatch(
             "the state is of another sequence of samples: "
             + "; ".join(differences)
-            + "; make the loader as it was, or load_state_dict(state, strict=False) to keep only epoch and position"
+            + f"; make the loader as it was, or {StateMismatch.LENIENTLY} to keep only epoch and position"
         )

@@ -163,6 +163,10 @@ class MlflowReporter:
         """Takes one timing. Never blocks and never raises."""
         self._outbox.put(timing)
 
+    def report(self, metrics: Sequence[Metric]) -> None:
+        """Takes metrics of other things than batches. Never blocks and never raises."""
+        self._outbox.put_metrics(metrics)
+
     def close(self, timeout_seconds: float = 5.0) -> None:
         """Sends what is left, for at most `timeout_seconds`, and not at all to a server that is known to be down."""
         self._outbox.close(timeout_seconds)
@@ -175,6 +179,7 @@ class _Outbox:
         self._sink = sink
         self._window_seconds = window_seconds
         self._queue: deque[BatchTiming] = deque()
+        self._others: deque[Metric] = deque(maxlen=QUEUE_TIMINGS)
         self._stopping = threading.Event()
         self._since: float | None = None
         self._unsent: list[Metric] = []
@@ -195,6 +200,10 @@ class _Outbox:
             self._drop(1, "the queue is full")
             return
         self._queue.append(timing)
+
+    def put_metrics(self, metrics: Sequence[Metric]) -> None:
+        if os.getpid() == self._owner and not self._stopping.is_set():
+            self._others.extend(metrics)
 
     def request_stop(self) -> None:
         if os.getpid() == self._owner:
@@ -223,9 +232,12 @@ class _Outbox:
 
     def _take_window(self) -> bool:
         """Turns the queue into metrics; whether there was anything in it."""
+        others = [self._others.popleft() for _ in range(len(self._others))]
         timings = [self._queue.popleft() for _ in range(len(self._queue))]
+        self._unsent += others
+        self._unsent_timings += len(others)
         if not timings:
-            return False
+            return bool(others)
         self._unsent += summarise(timings, self._since)
         self._unsent_timings += len(timings)
         self._since = timings[-1].at

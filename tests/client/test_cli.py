@@ -5,9 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1.health import HealthServicer
 
 from forebay_core.errors import ConfigurationError, DaemonUnavailable
 from tests.server.daemons import daemon
@@ -99,6 +103,25 @@ def test_status_shows_a_daemon_as_tables_and_as_json(home: Path) -> None:
     assert status["counters"]["hits"] == 0
 
 
+def test_health_says_whether_a_daemon_serves_ends_or_is_not_there(home: Path) -> None:
+    with daemon(home) as running:
+        plain = forebay("health", "--address", f"unix:{running.socket}")
+        found = forebay("health", "--json", FOREBAY_ADDRESS=str(running.socket))
+    assert (plain.returncode, plain.stdout) == (0, f"serving on unix:{running.socket}\n")
+    assert json.loads(found.stdout) == {"address": f"unix:{running.socket}", "serving": True}
+    gone = forebay("health", "--address", f"unix:{running.socket}")
+    assert (gone.returncode, "no daemon answers" in gone.stderr) == (1, True)
+    with ThreadPoolExecutor() as threads:
+        server, servicer = grpc.server(threads), HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+        server.add_insecure_port(f"unix:{home}/ending")
+        server.start()
+        servicer.enter_graceful_shutdown()
+        ending = forebay("health", "--address", f"unix:{home}/ending")
+        server.stop(None).wait(10)
+    assert (ending.returncode, "is ending" in ending.stderr) == (1, True)
+
+
 def test_serve_becomes_the_daemon_with_its_options(home: Path) -> None:
     options = ["--json", "--socket", str(home / "s"), "--cache-dir", str(home / "c"), "--capacity", "1GiB"]
     with Process([*FOREBAY, "serve", *options], log=home / "serve.log", limit_seconds=60) as process:
@@ -133,7 +156,7 @@ def test_an_interrupt_is_quiet_and_has_status_130() -> None:
 
 
 LIGHT = """
-import sys, forebay.cli, forebay.daemon_client
+import sys, forebay.cli, forebay.daemon.client
 print([name for name in ('grpc', 'torch', 'mlflow') if name in sys.modules])
 """
 

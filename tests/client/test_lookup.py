@@ -36,6 +36,12 @@ class FilledLeases(NoLeases):
     def release(self, pieces: Sequence[int]) -> None:
         self.released += pieces
 
+    def unreadable(self, piece: int, disk_id: str) -> None:
+        """Every disk can be read."""
+
+    def interrupt(self) -> None:
+        """Nothing waits here."""
+
     def close(self) -> None:
         self.closed += 1
 

@@ -290,7 +290,7 @@ def test_paths_are_made_absolute_as_the_daemon_needs_them(monkeypatch: pytest.Mo
         (["x", "--batch-size", "2", "--world-size", "0"], "give the number of ranks, 1 or more"),
         (["x", "--batch-size", "2", "--tail", "half"], "'half' is not one of 'even', 'drop', 'pad'"),
         (["x", "--batch-size", "2", "--quality", "--step", "3"], "leave --step, --position and --rank out"),
-        (["x", "--batch-size", "0"], "see forebay --help"),
+        (["x", "--batch-size", "0"], "see forebay order --help"),
         (["x", "--state", "/nonexistent"], "/nonexistent cannot be read (No such file or directory)"),
         (["--batch-size", "2"], "Missing argument 'SOURCE…'"),
     ],
@@ -318,7 +318,7 @@ def test_a_file_that_is_no_json_is_named(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_the_command_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["--help"]) == 0
-    assert "forebay order --help" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "order Show which samples" in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
 WITHOUT_TORCH = """

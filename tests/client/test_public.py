@@ -10,9 +10,11 @@ import forebay
 PUBLIC = """
     IS_PAD POSITION SAMPLE_ID SOURCE
     DataLoader StreamingDataset Mixture Buckets OrderOptions Packing Parquet Tokens BatchTiming SkippedSample sample_rng
+    Checkpointer NvmeStagingWriter CheckpointReader
     __version__
     ForebayError ConfigurationError SourceError UnknownScheme SourceNotFound AccessDenied SourceUnreachable
-    ObjectChanged BadObject ColumnNotFound EmptyDataset CapacityError StateError StateMismatch SampleError
+    ObjectChanged BadObject ColumnNotFound EmptyDataset CapacityError StateError StateMismatch
+    SampleError CheckpointError CheckpointNotFound CheckpointDamaged CheckpointFenced StagingFull
     DaemonError DaemonUnavailable InternalError WorkerError
 """
 

@@ -320,3 +320,11 @@ def test_a_server_that_is_down_neither_stops_training_nor_holds_up_the_exit() ->
     )
     done = subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True, text=True)
     assert done.stdout == "trained to the end\n"
+
+
+def test_metrics_of_other_things_than_batches_arrive_too() -> None:
+    sink = Collector()
+    reporter = MlflowReporter(sink, window_seconds=0.01)
+    reporter.report([Metric("checkpoint/local_seconds", 1.5, 7, 100.0)])
+    reporter.close(20)
+    assert sink.metrics == [Metric("checkpoint/local_seconds", 1.5, 7, 100.0)]

@@ -9,10 +9,11 @@ __all__ = ["TrainConfig"]
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """One run of the trainer. Run 0 starts, a later one resumes from the checkpoint in `directory`."""
+    """One run of the trainer: its checkpoints go to `root`, and it goes on from what is there."""
 
     run: int
     source: str
+    root: str
     address: str
     directory: str
     tracking_uri: str
@@ -21,6 +22,7 @@ class TrainConfig:
     epochs: int = 2
     global_batch_size: int = 64
     save_every_steps: int = 20
+    keep_last: int = 3
     learning_rate: float = 3e-3
 
     @classmethod
@@ -29,7 +31,3 @@ class TrainConfig:
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self), indent=1))
-
-    @property
-    def checkpoint(self) -> Path:
-        return Path(self.directory) / "checkpoint.pt"

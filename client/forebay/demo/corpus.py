@@ -161,18 +161,21 @@ def write(corpus: Corpus, text: Text, place: Place) -> Written:
     return written
 
 
-def remove(place: Place, written: Written) -> None:
-    """Removes what `write` made: the shards, and the directories above them that are empty now.
+def remove(place: Place, written: Written, *others: Place) -> None:
+    """Removes what `write` made, and other places below the same: the shards, and the directories that are empty now.
 
     In a bucket pyarrow marks a directory from which it removes something by an empty object `PREFIX/`, so removing the
     directory removes the mark. It stays where other objects have come to lie below the prefix, or lay there before.
+    Some stores list directories in which there is nothing any more for a while.
     """
     from pyarrow import fs
 
-    place.filesystem.delete_dir(written.directory)
+    for directory in (*(other.directory for other in others), written.directory):
+        place.filesystem.delete_dir(directory)
     for directory in written.made:
         if directory != written.directory:
-            if place.filesystem.get_file_info(fs.FileSelector(directory, allow_not_found=True)):
+            below = place.filesystem.get_file_info(fs.FileSelector(directory, allow_not_found=True, recursive=True))
+            if any(info.type == fs.FileType.File for info in below):
                 return
             place.filesystem.delete_dir(directory)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
 
-from forebay.daemon_client import DaemonClient
+from forebay.daemon.client import DaemonClient
 from forebay.demo import processes
 from forebay_core.errors import DaemonUnavailable
 from forebay_core.node_layout import SOCKET_PATH_BYTES

@@ -8,7 +8,7 @@ a step that was never finished.
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,11 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What rank 0 did ("started", "restored" or "saved"), and the step, epoch and position at which it did it."""
+    """What rank 0 has seen happen, and the step, epoch and position that it happened to.
+
+    kind: "started" or "restored" (`source`: "local" or "durable"); "local" or "durable" when a checkpoint has become
+    that, with the seconds that it has taken so far by the point, and "blocked".
+    """
 
     run: int
     kind: str
@@ -46,6 +50,9 @@ class Event:
     epoch: int
     position: int
     mlflow_run_id: str = ""
+    source: str = ""
+    generation: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 class Journal:

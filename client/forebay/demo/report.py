@@ -6,13 +6,15 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from forebay.demo.records import StepRecord
+from forebay.checkpoint.handle import POINTS
+from forebay.demo.records import Event, StepRecord
 from forebay.demo.scenario import Outcome
 
 __all__ = ["failures", "summary", "table"]
 
 #: A single batch of 64 says little: the loss at either end is the mean over this many steps.
 _LOSS_STEPS = 5
+_SOURCES = {"local": "from the node's staging directory", "durable": "from its destination"}
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
@@ -28,6 +30,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         "loss_last": float(np.mean(losses[-_LOSS_STEPS:])),
         "killed_at_step": outcome.first[-1].step,
         "resumed_at_step": outcome.restored.step,
+        "resumed_from": outcome.restored.source,
+        "checkpoints": _checkpoints(outcome.checkpoints),
         "world_sizes": [outcome.first[0].world_size, outcome.second[0].world_size],
         "fetch_seconds": {
             "p50": float(np.quantile(fetch, 0.5)),
@@ -59,12 +63,14 @@ def failures(numbers: dict[str, Any]) -> list[str]:
 
 def table(outcome: Outcome, numbers: dict[str, Any], *, kept: bool) -> Table:
     """The same for people; `kept` says whether the MLflow run is still there to be looked at."""
-    fetch, cache = numbers["fetch_seconds"], numbers["cache"]
+    fetch, cache, checkpoints = numbers["fetch_seconds"], numbers["cache"], numbers["checkpoints"]
     first, second = numbers["world_sizes"]
     rows = {
         "killed": f"at step {numbers['killed_at_step']}, {first} ranks, SIGKILL to the whole process tree",
         "resumed": f"from step {numbers['resumed_at_step']}, {second} ranks, epoch {outcome.restored.epoch} "
-        f"position {outcome.restored.position:,}",
+        f"position {outcome.restored.position:,}; the checkpoint read {_SOURCES[numbers['resumed_from']]}",
+        "checkpoints": f"{checkpoints['durable']} durable: {_points(checkpoints)} (medians of the time since the save)",
+        "blocked": f"{1000 * checkpoints['blocked_seconds']['p50']:.1f} ms of training time by a save (median)",
         "finished": f"at step {outcome.second[-1].step}, after two whole epochs",
         "samples repeated": str(numbers["samples_repeated"]),
         "samples skipped": str(numbers["samples_skipped"]),
@@ -84,6 +90,21 @@ def table(outcome: Outcome, numbers: dict[str, Any], *, kept: bool) -> Table:
     for name, value in rows.items():
         grid.add_row(name, value)
     return grid
+
+
+def _checkpoints(durable: Sequence[Event]) -> dict[str, Any]:
+    """How many became durable, and of those the seconds from `save()` to each point, and for which training stood."""
+    seconds = {name: [event.seconds[name] for event in durable] for name in (*POINTS, "blocked")}
+    summaries = {
+        f"{name}_seconds": {"p50": float(np.quantile(taken, 0.5)), "max": max(taken)}
+        for name, taken in seconds.items()
+        if taken
+    }
+    return {"durable": len(durable), **summaries}
+
+
+def _points(checkpoints: dict[str, Any]) -> str:
+    return ", ".join(f"{point} {checkpoints[f'{point}_seconds']['p50']:.3f} s" for point in POINTS)
 
 
 def _losses(outcome: Outcome) -> Sequence[float]:

@@ -6,6 +6,7 @@ directory, and is gone when it returns or raises.
 
 import fcntl
 import os
+import secrets
 import shutil
 import sys
 import time
@@ -16,22 +17,22 @@ from pathlib import Path
 from subprocess import Popen
 from typing import Protocol
 
-from forebay.daemon_client import DaemonClient
+from forebay.daemon.client import DaemonClient
+from forebay.daemon.status import Counters
 from forebay.demo import corpus, processes
 from forebay.demo.config import TrainConfig
 from forebay.demo.corpus import Corpus, Place
 from forebay.demo.daemon import own_daemon
 from forebay.demo.records import Event, StepRecord, Tail, journal_path, read_events, read_steps
 from forebay.demo.verify import Verdict, effective_sequence, verify
-from forebay.status import Counters
 from forebay_core.errors import ConfigurationError
 
-__all__ = ["DemoFailed", "Options", "Outcome", "Watcher", "claim_directory", "play", "time_to_kill"]
+__all__ = ["DemoFailed", "Options", "Outcome", "Watcher", "claim_directory", "play", "restored_by", "time_to_kill"]
 
 WORLD_SIZES = (2, 3)
 EPOCHS = 2
 GLOBAL_BATCH = 64
-#: The kill comes this many steps after a save, so that there is something to repeat.
+#: The kill comes so many steps after what a checkpoint holds, so that there is something to repeat.
 STEPS_PAST_THE_SAVE = 4
 RUN_SECONDS = 900.0
 CACHE_BYTES = 2 << 30
@@ -68,6 +69,7 @@ class Outcome:
     first: Sequence[StepRecord]
     second: Sequence[StepRecord]
     restored: Event
+    checkpoints: Sequence[Event]
     verdict: Verdict
     counters: Counters
     shards: int
@@ -76,23 +78,31 @@ class Outcome:
     mlflow_run_id: str
 
 
+def _cache_bytes(directory: Path) -> int:
+    """Not more than a small disk has."""
+    return min(CACHE_BYTES, shutil.disk_usage(directory).total // 2)
+
+
 def play(options: Options, watcher: Watcher, *, text: Corpus | None = None) -> Outcome:
     """The whole demo. Raises `DemoFailed`, or a `ForebayError`, where a part of it cannot be done."""
     shape = text or Corpus()
+    bucket = Place.bucket(options.bucket, os.environ) if options.bucket else None
     with ExitStack() as stack:
         directory = stack.enter_context(claim_directory(options.directory))
         if not options.keep:
             stack.callback(shutil.rmtree, directory, ignore_errors=True)
         watcher.phase(f"writing {shape.shards} Parquet shards of the standard library's sources")
-        place = Place.bucket(options.bucket, os.environ) if options.bucket else Place.local(directory / "bucket")
+        place = bucket or Place.local(directory / "bucket")
         shards = corpus.write(shape, corpus.read_text(shape), place)
-        if options.bucket and not options.keep:
-            stack.callback(corpus.remove, place, shards)
+        root = place.below(f"checkpoints-{secrets.token_hex(6)}")
+        if bucket and not options.keep:
+            stack.callback(corpus.remove, place, shards, root)
         watcher.phase("starting the daemon")
-        daemon = stack.enter_context(own_daemon(directory, "--capacity", str(CACHE_BYTES)))
+        daemon = stack.enter_context(own_daemon(directory, "--capacity", str(_cache_bytes(directory))))
         config = TrainConfig(
             run=0,
             source=shards.url,
+            root=root.url,
             address=str(daemon.socket),
             directory=str(directory),
             tracking_uri=f"sqlite:///{directory}/mlflow.db",
@@ -115,7 +125,7 @@ def _train_twice(config: TrainConfig, shape: Corpus, watcher: Watcher) -> Outcom
     watcher.phase(f"killed at step {first[-1].step}; resuming with {WORLD_SIZES[1]} ranks")
     _run(replace(config, run=1), WORLD_SIZES[1], lambda done: watcher.steps(done, total))
     second = read_steps(directory, 1, WORLD_SIZES[1])
-    restored = next(event for event in read_events(directory, 1) if event.kind == "restored")
+    restored = restored_by(read_events(directory, 1))
     counters = DaemonClient(config.address).status().counters
     watcher.phase("comparing with one process that iterates without training")
     reference = ids_by_position(config)
@@ -124,6 +134,7 @@ def _train_twice(config: TrainConfig, shape: Corpus, watcher: Watcher) -> Outcom
         first=first,
         second=second,
         restored=restored,
+        checkpoints=[event for run in (0, 1) for event in read_events(directory, run) if event.kind == "durable"],
         verdict=verify(sequence, reference, shape.samples),
         counters=counters,
         shards=shape.shards,
@@ -131,6 +142,14 @@ def _train_twice(config: TrainConfig, shape: Corpus, watcher: Watcher) -> Outcom
         mlflow_uri=config.tracking_uri,
         mlflow_run_id=restored.mlflow_run_id,
     )
+
+
+def restored_by(events: Sequence[Event]) -> Event:
+    """What a run went on from, by its events. Raises `DemoFailed` where it began at the beginning."""
+    for event in events:
+        if event.kind == "restored":
+            return event
+    raise DemoFailed("the second run began at the beginning: it found no checkpoint")
 
 
 @contextmanager
@@ -157,8 +176,8 @@ def claim_directory(directory: Path) -> Iterator[Path]:
 
 
 def time_to_kill(events: Sequence[Event], step: int) -> bool:
-    """Whether the trainer is to be killed now: in the second epoch, some steps after a save made there."""
-    saved = [event.step for event in events if event.kind == "saved" and event.epoch == 1 and event.position > 0]
+    """Whether the trainer is to be killed now: in the second epoch, some steps after a save that has become local."""
+    saved = [event.step for event in events if event.kind == "local" and event.epoch == 1 and event.position > 0]
     return bool(saved) and step >= saved[0] + STEPS_PAST_THE_SAVE
 
 

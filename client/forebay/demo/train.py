@@ -6,23 +6,25 @@ DDP averages gradients over ranks, whatever their batch sizes. A global batch of
 ranks, so each rank's summed loss is scaled by world size / global batch: the average of the gradients is then that of
 the mean over the global batch, and a sample weighs the same on any number of ranks.
 
-Model, optimizer, loader state and random states are saved together by rank 0 with an atomic `torch.save`.
+Model, optimizer, random states and the position in the data are one checkpoint of `forebay.Checkpointer`. Rank 0 notes
+when one has become local, and durable, on the threads that find out.
 """
 
-import os
 import sys
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import forebay
+from forebay.checkpoint.handle import POINTS, Point, SaveHandle
 from forebay.demo.config import TrainConfig
 from forebay.demo.corpus import COLUMNS
 from forebay.demo.model import ByteModel
@@ -60,17 +62,29 @@ class Trainer:
         )
         self.tracking = Tracking(config, self.world_size) if self.rank == 0 else None
         self.loader = forebay.DataLoader(dataset, global_batch_size=config.global_batch_size)
+        self.checkpointer = forebay.Checkpointer(
+            config.root,
+            model=self.model,
+            optimizer=self.optimizer,
+            loader=self.loader,
+            save_every_steps=config.save_every_steps,
+            keep_last=config.keep_last,
+            address=config.address,
+        )
         directory = Path(config.directory)
         self.steps = Journal(journal_path(directory, config.run, self.rank))
         self.events = Journal(journal_path(directory, config.run, None)) if self.rank == 0 else None
 
     def train(self) -> None:
-        if self.config.run > 0:
-            self._restore()
-        self._announce("restored" if self.config.run else "started")
-        for epoch in range(self.loader.epoch, self.config.epochs):
-            self._train_epoch(epoch)
-        self._save()
+        restored = self.checkpointer.restore()
+        self.step = restored.step if restored is not None else 0
+        if self.events is not None:
+            kind, source = ("started", "") if restored is None else ("restored", restored.source)
+            self.events.append(self._event(kind, source))
+        with self.checkpointer:
+            for epoch in range(self.loader.epoch, self.config.epochs):
+                self._train_epoch(epoch)
+            self._save(force=True)
         self.loader.close()
         if self.tracking is not None:
             self.tracking.end()
@@ -82,8 +96,7 @@ class Trainer:
             now = time.perf_counter()
             self._record(epoch, batch, loss, now - began)
             began = now
-            if self.step % self.config.save_every_steps == 0:
-                self._save()
+            self._save()
 
     def _step(self, text: torch.Tensor) -> float:
         loss = optimizer_step(self.model, self.optimizer, text)
@@ -110,36 +123,32 @@ class Trainer:
             )
         )
 
-    def _save(self) -> None:
-        random_states = _gather_random_states(self.world_size)
-        if self.rank > 0:
+    def _save(self, *, force: bool = False) -> None:
+        handle = self.checkpointer.save(self.step, force=force)
+        if handle is None or self.events is None:
             return
-        bundle = {
-            "model": self.model.module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "loader": self.loader.state_dict(),
-            "random_states": random_states,
-            "step": self.step,
-        }
-        _save_atomically(bundle, self.config.checkpoint)
-        self._announce("saved")
+        here = self._event("local")
+        handle.local.add_done_callback(lambda reached: self._reached("local", here, handle, reached))
+        handle.durable.add_done_callback(lambda reached: self._reached("durable", here, handle, reached))
 
-    def _restore(self) -> None:
-        bundle = torch.load(self.config.checkpoint, weights_only=True)
-        self.model.module.load_state_dict(bundle["model"])
-        self.optimizer.load_state_dict(bundle["optimizer"])
-        self.loader.load_state_dict(bundle["loader"])
-        self.step = bundle["step"]
-        random_states = bundle["random_states"]
-        if len(random_states) == self.world_size:
-            torch.set_rng_state(random_states[self.rank])
-        else:
-            torch.manual_seed(_derived_seed(self.config.seed, self.step, self.rank))
+    def _reached(self, point: Point, here: Event, handle: SaveHandle, reached: "Future[None]") -> None:
+        if self.events is None or reached.exception() is not None:
+            return
+        points = {name: getattr(handle, f"{name}_seconds") for name in POINTS}
+        seconds = {name: taken for name, taken in points.items() if taken is not None}
+        self.events.append(replace(here, kind=point, seconds=seconds | {"blocked": handle.blocked_seconds}))
 
-    def _announce(self, kind: str) -> None:
-        if self.events is not None and self.tracking is not None:
-            loader, run_id = self.loader, self.tracking.run_id
-            self.events.append(Event(self.config.run, kind, self.step, loader.epoch, loader.position, run_id))
+    def _event(self, kind: str, source: str = "") -> Event:
+        return Event(
+            run=self.config.run,
+            kind=kind,
+            step=self.step,
+            epoch=self.loader.epoch,
+            position=self.loader.position,
+            mlflow_run_id=self.tracking.run_id if self.tracking is not None else "",
+            source=source,
+            generation=self.checkpointer.generation or 0,
+        )
 
 
 class Tracking:
@@ -172,34 +181,6 @@ def optimizer_step(model: DistributedDataParallel, optimizer: torch.optim.Optimi
     (losses.sum() * (dist.get_world_size() / samples)).backward()
     optimizer.step()
     return loss_sum / samples
-
-
-def _gather_random_states(world_size: int) -> list[torch.Tensor]:
-    """Every rank's own generator state, on all ranks."""
-    own = torch.get_rng_state()
-    states = [torch.empty_like(own) for _ in range(world_size)]
-    dist.all_gather(states, own)
-    return states
-
-
-def _derived_seed(*what: int) -> int:
-    """A seed of a rank's own, for when the ranks of the checkpoint are not the ranks of this run."""
-    return int(np.random.SeedSequence(what).generate_state(1)[0])
-
-
-def _save_atomically(bundle: Mapping[str, Any], path: Path) -> None:
-    """Whoever reads `path`, whenever, finds the whole of this bundle or the whole of the one before."""
-    draft = path.with_suffix(".draft")
-    with draft.open("wb") as file:
-        torch.save(bundle, file)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 if __name__ == "__main__":

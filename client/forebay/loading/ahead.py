@@ -33,7 +33,7 @@ class AheadDelivery:
 
     def start(self, lookahead: Lookahead) -> None:
         self.close()
-        self._stretch = _Stretch(self._spec, lookahead, pin=self._pin, ahead=self._ahead)
+        self._stretch = _Stretch(self._spec.located(), lookahead, pin=self._pin, ahead=self._ahead)
 
     def next(self) -> Batch:
         assert self._stretch is not None

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from forebay.digest import NOTHING, SampleDigest
 from forebay.skipping import SkippedSample
 from forebay.timing import Stage
 from forebay_core.errors import ForebayError, by_name
@@ -37,15 +38,21 @@ class PieceFile(NamedTuple):
     in_place: bool = False
     #: The position over all epochs from which on nobody of this rank wants the piece any more, as is known so far.
     until: int = 0
+    #: Of the daemon; empty where the file is not on one of its disks.
+    disk_id: str = ""
 
 
 class StepEnd(NamedTuple):
-    """Where the loader stands once a step was handed out, and the number of that step over all epochs."""
+    """Where the loader stands once a step was handed out, and the number of that step over all epochs.
+
+    digest: of the samples that the step hands out on this rank.
+    """
 
     epoch: int
     position: int
     step: int
     last_of_epoch: bool
+    digest: SampleDigest = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +114,13 @@ class Batch(NamedTuple):
 class Lost:
     """A reader found files gone, or (`gone=False`) waited long for one that is still being filled.
 
-    The chunk has to be leased and read again.
+    The chunk has to be leased and read again. `unreadable` is the path of a file that is there and cannot be read.
     """
 
     chunk: Chunk
     message: str
     gone: bool
+    unreadable: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from forebay.loading.chunk import Batch, Chunk
 from forebay.loading.deaths import cause_of_death, place_of, unpicklable
 from forebay.loading.desk import Desk
 from forebay.loading.link import Link
-from forebay.loading.start_methods import one_at_a_time, signals_held
+from forebay.loading.start_methods import start
 from forebay.loading.workers import READY, Assignment, Descriptor, Result, main
 from forebay_core.errors import WorkerError, one_line
 
@@ -191,8 +191,7 @@ class Crew:
         process: Any = self._context.Process(target=main, name=name, args=arguments, daemon=True)  # type: ignore[attr-defined]
         link = Link(ours)
         try:
-            with one_at_a_time, signals_held(self._context):
-                process.start()
+            start(process, self._context)
         except Exception as error:
             link.close()
             raise self._refused(assignment, error) from error

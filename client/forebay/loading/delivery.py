@@ -40,8 +40,8 @@ class Delivery(Protocol):
 class LeasesAgain(Protocol):
     """Whoever leased a chunk's pieces."""
 
-    def lease_again(self, chunk: Chunk) -> Chunk:
-        """The chunk with its pieces leased anew."""
+    def lease_again(self, chunk: Chunk, unreadable: str = "") -> Chunk:
+        """The chunk with its pieces leased anew; the file at the path `unreadable` cannot be read."""
 
 
 def check_gone(times: int, message: str) -> None:
@@ -54,6 +54,7 @@ def leased(reader: Reader, chunk: Chunk, lookahead: LeasesAgain) -> Iterator[Bat
     """The chunk's batches, each read when it is asked for; leased anew as long as its files go."""
     gone = 0
     while True:
+        unreadable = ""
         try:
             yield from reader.batches(chunk)
         except StillFilling:
@@ -61,6 +62,7 @@ def leased(reader: Reader, chunk: Chunk, lookahead: LeasesAgain) -> Iterator[Bat
         except PieceGone as error:
             gone += 1
             check_gone(gone, str(error))
+            unreadable = error.unreadable
         else:
             return
-        chunk = lookahead.lease_again(chunk)
+        chunk = lookahead.lease_again(chunk, unreadable)

@@ -15,6 +15,7 @@ from forebay.loading.delivery import Delivery
 from forebay.loading.leases import Leases
 from forebay.loading.lookahead import Depth, Lookahead, OnSmallCache
 from forebay.loading.stall_watch import StallWatch
+from forebay.loading.trainer_log import TrainerLog
 from forebay.loading.waits import Names, NoNames, explain
 from forebay.order import RankOrder
 from forebay.timing import BatchTiming, time_batch
@@ -51,18 +52,21 @@ class Engine:
         self._feed, self._delivery, self._depth = feed, delivery, depth
         why = weakref.WeakMethod(self._why)  # no cycle: what has been read is let go of with the last reference
         self._watch = StallWatch(stall_warning_seconds, lambda: found() if (found := why()) else "nothing any more")
+        self._log = TrainerLog()
         self._lookahead: Lookahead | None = None
         self._next: tuple[int, int] | None = None
-        self._failure: BaseException | None = None
+        self._has_failed = False
 
     def seek(self, epoch: int, position: int) -> None:
         """The next batch is the one at this place. Costs nothing where that is so already."""
-        if self._next == (epoch, position) and self._failure is None and not self._feed.ends_with_epoch:
+        if self._next == (epoch, position) and not self._has_failed and not self._feed.ends_with_epoch:
             return
         self._stop()
+        self._log = TrainerLog()
         self._lookahead = Lookahead(
             self._feed.order,
             self._feed.connect,
+            taken=self._log.taken,
             piece_bytes=self._feed.piece_bytes,
             start=(epoch, position),
             depth=self._depth,
@@ -77,26 +81,30 @@ class Engine:
     def next(self) -> tuple[Batch, BatchTiming]:
         """The next batch, and how long the trainer was blocked for it.
 
-        An error stays: what comes after the batch that it befell is not handed out until `seek` starts anew.
+        After an error nothing is handed out until `seek` starts anew. The error is kept by who asked, and not here: it
+        leads to the frames it went through, and so to the loader, which must end with its last reference.
         """
-        if self._failure is not None:
-            raise self._failure
-        assert self._lookahead is not None
-        watch = self._watch
+        lookahead, watch = self._lookahead, self._watch
+        assert lookahead is not None
+        assert not self._has_failed
         blocked_from = watch.blocked_from = time.monotonic()
+        self._log.waits(blocked_from)
         try:
             batch = self._delivery.next()
         except BaseException as error:
+            self._log.took(time.monotonic(), 0)
             watch.blocked_from, watch.has_warned = None, False
-            self._failure = lasting(error)
-            if self._failure is error:
+            self._has_failed = True
+            lookahead.forget_failure()
+            if (said := lasting(error)) is error:
                 raise
-            raise self._failure from error
+            raise said from error
         blocked_until = time.monotonic()
+        self._log.took(blocked_until, batch.samples)
         watch.blocked_from = None
         if watch.has_warned:
             watch.went_on(blocked_until - blocked_from)
-        self._lookahead.delivered(batch.end)
+        lookahead.delivered(batch.end)
         self._next = (batch.end.epoch, batch.end.position)
         timing = time_batch(
             batch.stages, blocked_from, blocked_until, step=batch.end.step, samples=batch.samples, at=time.time()
@@ -118,7 +126,7 @@ class Engine:
         return f"the batch at epoch {at[0]}, position {at[1]}: {why}"
 
     def _stop(self) -> None:
-        self._next = self._failure = None
+        self._next, self._has_failed = None, False
         if self._lookahead is not None:
             self._lookahead.close()
             self._lookahead = None

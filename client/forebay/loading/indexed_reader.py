@@ -33,6 +33,10 @@ class IndexedReaderSpec:
         """Where a sample lies, in words."""
         return f"index {row}"
 
+    def located(self) -> "IndexedReaderSpec":
+        """The data is with the dataset."""
+        return self
+
     def reader(self, *, is_closed: Callable[[], bool] = lambda: False) -> "IndexedReader":
         """A reader for this thread; nothing that it does waits."""
         return IndexedReader(self)

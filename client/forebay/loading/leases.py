@@ -13,10 +13,10 @@ from typing import Protocol
 
 import numpy as np
 
-from forebay.loading.chunk import Int64, PieceFile
+from forebay.daemon.session import Session, Taken
+from forebay.loading.chunk import Chunk, Int64, PieceFile
 from forebay.loading.waits import Asking
 from forebay.order.mixture_plan import sources_of
-from forebay.session import Session
 
 
 class Leases(Protocol):
@@ -28,11 +28,17 @@ class Leases(Protocol):
 
     def publish(self, pieces: Int64, first: Int64, last: Int64) -> None: ...
 
-    def report(self, position: int, positions_per_second: float) -> None: ...
+    def report(self, position: int, positions_per_second: float, taken: Taken) -> None: ...
 
     def lease(self, pieces: Sequence[int]) -> list[PieceFile]: ...
 
+    def unreadable(self, piece: int, disk_id: str) -> None:
+        """Tells, with the next lease, that the piece cannot be read where it was leased."""
+
     def release(self, pieces: Sequence[int]) -> None: ...
+
+    def interrupt(self) -> None:
+        """Makes calls that wait raise, in whatever thread they are. Any thread."""
 
     def close(self) -> None: ...
 
@@ -43,13 +49,17 @@ class SessionLeases:
     def __init__(self, session: Session) -> None:
         self._session = session
         self.publish = session.publish
-        self.report = session.report
         self.release = session.release
+        self.unreadable = session.unreadable
+        self.interrupt = session.interrupt
         self.close = session.close
 
     @property
     def budget_bytes(self) -> int:
         return self._session.budget_bytes
+
+    def report(self, position: int, positions_per_second: float, taken: Taken) -> None:
+        self._session.report(position, positions_per_second, taken)
 
     def lease(self, pieces: Sequence[int]) -> list[PieceFile]:
         return [
@@ -61,6 +71,7 @@ class SessionLeases:
                 lease.offset,
                 lease.length,
                 in_place=lease.in_place,
+                disk_id=lease.disk_id,
             )
             for lease in self._session.acquire(pieces)
         ]
@@ -87,9 +98,12 @@ class SharedLeases:
             mine = owner == number
             leases.publish(pieces[mine] - self._first_pieces[number], first[mine], last[mine])
 
-    def report(self, position: int, positions_per_second: float) -> None:
-        for leases in self._leases:
-            leases.report(position, positions_per_second)
+    def report(self, position: int, positions_per_second: float, taken: Taken) -> None:
+        """The present wait is of all of them; what the trainer has taken is counted once, with the first."""
+        for number, leases in enumerate(self._leases):
+            leases.report(
+                position, positions_per_second, taken if number == 0 else taken._replace(samples=0, waited_seconds=0.0)
+            )
 
     def lease(self, pieces: Sequence[int]) -> list[PieceFile]:
         """In the order asked for."""
@@ -100,9 +114,17 @@ class SharedLeases:
             self._has_leased = self._has_leased | {number}
         return [found[piece] for piece in pieces]
 
+    def unreadable(self, piece: int, disk_id: str) -> None:
+        for number, _, (mine,) in self._shared_out([piece]):
+            self._leases[number].unreadable(mine, disk_id)
+
     def release(self, pieces: Sequence[int]) -> None:
         for number, _, mine in self._shared_out(pieces):
             self._leases[number].release(mine)
+
+    def interrupt(self) -> None:
+        for leases in self._leases:
+            leases.interrupt()
 
     def close(self) -> None:
         """All of them, whatever becomes of one."""
@@ -130,7 +152,7 @@ class NoLeases:
     def publish(self, pieces: Int64, first: Int64, last: Int64) -> None:
         """Nobody listens."""
 
-    def report(self, position: int, positions_per_second: float) -> None:
+    def report(self, position: int, positions_per_second: float, taken: Taken) -> None:
         """Nobody listens."""
 
     def lease(self, pieces: Sequence[int]) -> list[PieceFile]:
@@ -138,8 +160,14 @@ class NoLeases:
         assert not pieces
         return []
 
+    def unreadable(self, piece: int, disk_id: str) -> None:
+        """There is no piece."""
+
     def release(self, pieces: Sequence[int]) -> None:
         """Nothing is held."""
+
+    def interrupt(self) -> None:
+        """Nobody waits."""
 
     def close(self) -> None:
         """Nothing is open."""
@@ -180,17 +208,30 @@ class WatchedLeases:
         with self._asking("taking note of what will be needed"):
             self._leases.publish(pieces, first, last)
 
-    def report(self, position: int, positions_per_second: float) -> None:
+    def report(self, position: int, positions_per_second: float, taken: Taken) -> None:
         with self._asking("taking note of the position"):
-            self._leases.report(position, positions_per_second)
+            self._leases.report(position, positions_per_second, taken)
 
     def lease(self, pieces: Sequence[int]) -> list[PieceFile]:
         with self._asking("leases", pieces):
             return self._leases.lease(pieces)
 
+    def unreadable(self, piece: int, disk_id: str) -> None:
+        self._leases.unreadable(piece, disk_id)
+
     def release(self, pieces: Sequence[int]) -> None:
         with self._asking("taking leases back"):
             self._leases.release(pieces)
 
+    def interrupt(self) -> None:
+        self._leases.interrupt()
+
     def close(self) -> None:
         self._leases.close()
+
+
+def tell_unreadable(leases: Leases, chunk: Chunk, path: str) -> None:
+    """Tells of the file at a path, if any of the chunk's, that it cannot be read."""
+    for file in chunk.files if path else ():
+        if file.path == path:
+            leases.unreadable(file.piece, file.disk_id)

@@ -8,8 +8,8 @@ Pieces are held until the order is done with them. Where the cache has no room f
 holds what the steps under way need, and pieces are leased, and maybe fetched, again.
 
 `next_chunk` and `lease_again` are called by readers, or for worker processes by the trainer's thread; `await_chunk`,
-`take_ready`, `delivered` and `close` by the trainer's thread. `_condition` guards what both sides touch; no call to the
-daemon is made under it. `delivered` takes it only to wake a planner that waits.
+`take_ready`, `forget_failure`, `delivered` and `close` by the trainer's thread. `_condition` guards what both sides
+touch; no call to the daemon is made under it. `delivered` takes it only to wake a planner that waits.
 """
 
 import threading
@@ -20,12 +20,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from forebay.daemon.session import Taken
 from forebay.loading.chunk import Chunk, Closed, Int64, PieceFile, StepEnd
 from forebay.loading.holdings import Bounds, Holdings
-from forebay.loading.leases import Leases, Questions, WatchedLeases
+from forebay.loading.leases import Leases, Questions, WatchedLeases, tell_unreadable
+from forebay.loading.step_ends import step_ends
 from forebay.loading.waits import Asking
 from forebay.order import Needs, RankOrder, RankPlan
 from forebay.order.rank_order import rank_samples
+from forebay_core.errors import DaemonError
 
 OnSmallCache = Callable[[int, int, float], None]
 """Called on the planner's thread with the epoch, the bytes that should be held at once, and by how much what has
@@ -59,7 +62,9 @@ class Lookahead:
         depth: Depth,
         ends_with_epoch: bool = False,
         on_small_cache: OnSmallCache = lambda *_: None,
+        taken: Callable[[], Taken] = Taken,
     ) -> None:
+        """`taken`: what the trainer has taken, for the daemon."""
         self._order, self._depth, self._ends_with_epoch = order, depth, ends_with_epoch
         self._samples = order.samples
         self._connect = connect
@@ -77,6 +82,7 @@ class Lookahead:
         self._holdings = Holdings(piece_bytes)
         self._is_tight = False
         self._on_small_cache = on_small_cache
+        self._taken = taken
         #: The budget that was found too small.
         self._frugal_bytes = -1
         self._leased_again: deque[PieceFile] = deque()
@@ -108,15 +114,28 @@ class Lookahead:
         with self._condition:
             return self._ready.popleft() if self._ready else None
 
-    def lease_again(self, chunk: Chunk) -> Chunk:
-        """The chunk with its pieces leased anew, where a reader found files gone; later chunks name the new ones."""
+    def lease_again(self, chunk: Chunk, unreadable: str = "") -> Chunk:
+        """The chunk with its pieces leased anew, where a reader found files gone; later chunks name the new ones.
+
+        `unreadable` is the path of a file that is there and cannot be read.
+        """
         session = self._session
         if session is None or self._closing:
             raise Closed
+        tell_unreadable(session, chunk, unreadable)
         until = {file.piece: file.until for file in chunk.files}
-        files = session.lease(list(until))
+        try:
+            files = session.lease(list(until))
+        except DaemonError as error:
+            raise self._failure or error from error  # the session of a planner that has failed is closed
         self._leased_again.extend(files)
         return chunk.with_files(tuple(file._replace(until=until[file.piece]) for file in files))
+
+    def forget_failure(self) -> None:
+        """The trainer has been told; whoever else still asks finds it closed."""
+        with self._condition:
+            if self._failure is not None:
+                self._failure = Closed()
 
     def delivered(self, end: StepEnd) -> None:
         """A step is with the trainer."""
@@ -150,6 +169,8 @@ class Lookahead:
         with self._condition:
             self._closing = True
             self._condition.notify_all()
+        if self._session is not None:
+            self._session.interrupt()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_seconds)
 
@@ -213,7 +234,7 @@ class Lookahead:
         if now - self._reported_at < HEARTBEAT_SECONDS:
             return
         self._reported_at = now
-        session.report(position, self._rate.update(position, now))
+        session.report(position, self._rate.update(position, now), self._taken())
         waiting = self._holdings.still_pending()
         if waiting:
             self._holdings.take(session.lease(waiting))
@@ -258,7 +279,7 @@ class Lookahead:
 
     def _cut(self, session: Leases, epoch: int, position: int, block: RankPlan, bounds: Bounds) -> Iterator[Chunk]:
         """The block's chunks; the pieces of each are leased when its turn comes, not before."""
-        number = (epoch + 1) * self._order.steps() - self._order.steps(position)
+        ends_of_steps = step_ends(self._order, epoch, position, block)
         self._block_begin = position
         start = 0
         while start < block.steps:
@@ -280,7 +301,7 @@ class Lookahead:
             if arrived < stop:
                 stop, pieces = arrived, self._pieces(block, start, arrived)
             is_frugal = self._is_frugal(session)
-            yield self._chunk(epoch, block, range(start, stop), number, pieces, is_frugal=is_frugal)
+            yield self._chunk(epoch, block, ends_of_steps[start:stop], pieces, start=start, is_frugal=is_frugal)
             start = stop
 
     def _ends(self, session: Leases, pieces: Sequence[int], bounds: Int64, end: int) -> list[int]:
@@ -340,21 +361,29 @@ class Lookahead:
         return stop
 
     def _chunk(
-        self, epoch: int, block: RankPlan, steps: range, number: int, pieces: Sequence[int], *, is_frugal: bool
+        self,
+        epoch: int,
+        block: RankPlan,
+        ends: Sequence[StepEnd],
+        pieces: Sequence[int],
+        *,
+        start: int,
+        is_frugal: bool,
     ) -> Chunk:
-        cut = slice(int(block.offsets[steps.start]), int(block.offsets[steps.stop]))
+        stop = start + len(ends)
+        cut = slice(int(block.offsets[start]), int(block.offsets[stop]))
         return Chunk(
             epoch=epoch,
-            offsets=block.offsets[steps.start : steps.stop + 1] - cut.start,
+            offsets=block.offsets[start : stop + 1] - cut.start,
             sample_id=block.sample_id[cut],
             piece=block.piece[cut],
             row=block.row[cut],
             position=block.position[cut],
             is_pad=block.is_pad[cut],
-            ends=tuple(self._end(epoch, block, step, number) for step in steps),
+            ends=tuple(ends),
             files=self._holdings.files(pieces),
-            begin=self._place(epoch, block, steps.start),
-            end=self._place(epoch, block, steps.stop),
+            begin=self._place(epoch, block, start),
+            end=self._place(epoch, block, stop),
             source=None if block.source is None else block.source[cut],
             source_epoch=None if block.source_epoch is None else block.source_epoch[cut],
             is_frugal=is_frugal,
@@ -364,12 +393,6 @@ class Lookahead:
         """The position over all epochs after so many steps of the block."""
         after = int(block.after[steps - 1]) if steps else self._block_begin
         return epoch * self._order.samples + after
-
-    def _end(self, epoch: int, block: RankPlan, step: int, number: int) -> StepEnd:
-        after = int(block.after[step])
-        if after == self._order.samples:
-            return StepEnd(epoch + 1, 0, number + step, last_of_epoch=True)
-        return StepEnd(epoch, after, number + step, last_of_epoch=False)
 
 
 class _Rate:

@@ -49,6 +49,10 @@ class MixtureReaderSpec:
         source = int(sources_of(self.first_pieces, piece))
         return self.sources[source].place(piece - self.first_pieces[source], row)
 
+    def located(self) -> "MixtureReaderSpec":
+        """With the manifests where they are by now, fit for other processes."""
+        return replace(self, sources=tuple(source.located() for source in self.sources))
+
     def reader(self, *, is_closed: Callable[[], bool] = lambda: False) -> "MixtureReader":
         """A reader for this thread; `is_closed` ends its waits for pieces."""
         return MixtureReader(self, is_closed=is_closed)

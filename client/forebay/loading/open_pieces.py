@@ -7,23 +7,26 @@ same. Where rows lie end to end, pieces are mapped into one grid, to be gathered
 time (each reader has its own).
 """
 
+import errno
 import os
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from forebay.loading.chunk import Closed, Int64, PieceFile, StillFilling
-from forebay_core.errors import DaemonError, ObjectChanged, PieceGone
+from forebay_core.errors import DaemonError, ForebayError, ObjectChanged, PieceGone
 from forebay_core.formats.base import PieceReader
 from forebay_core.grid import Grid
 from forebay_core.manifest import Manifest
 from forebay_core.mapping import MappedFile
-from forebay_core.node_layout import read_error
+from forebay_core.node_layout import DISK_ID_FILE, read_error
 
 OPEN_LIMIT = 4096
 """Mappings that one reader keeps open at most. The default window holds up to 2,064 pieces."""
@@ -32,6 +35,15 @@ PROCESS_OPEN_LIMIT = 32768
 
 _FIRST_WAIT_SECONDS = 0.0005
 _LONGEST_WAIT_SECONDS = 0.02
+#: So long a piece in fill is waited for before its disk is looked at.
+_PATIENCE_SECONDS = 0.5
+#: `EFAULT` and `EHWPOISON` are what faulting pages in says of them.
+_FAULTS = frozenset(
+    (
+        *(errno.EIO, errno.EFAULT, errno.ENXIO, errno.ENODEV, errno.ESTALE, errno.EUCLEAN, errno.EBADMSG),
+        *(errno.EREMOTEIO, errno.ENOTCONN, errno.ESHUTDOWN, getattr(errno, "EHWPOISON", 133)),
+    )
+)
 _NOWHERE = -1
 _NEVER = 1 << 62
 
@@ -68,6 +80,8 @@ class OpenPieces:
         self._grid = self._reserve()
         #: When each file that is read in place was last written, as first seen.
         self._written: dict[str, os.stat_result] = {}
+        #: Disks that could not be read when a piece was to come there.
+        self._lost: set[Path] = set()
         #: For each piece the row of the grid at which it begins.
         self._first_row = np.full(manifest.pieces if self._grid else 0, _NOWHERE, dtype=np.int64)
         _of_this_process.add(self)
@@ -96,9 +110,10 @@ class OpenPieces:
         piece = self._manifest.piece(file.piece)
         slot = self._grid.slot(piece.cut.rows) if self._grid is not None and Grid.takes(file.offset) else None
         try:
-            mapped = self._map(file, slot)
-            if slot is None:
-                mapped.populate()
+            with self._on_a_disk_that_may_fail(file):
+                mapped = self._map(file, slot)
+                if slot is None:
+                    mapped.populate()
             reader = self._manifest.format.open(mapped.view, piece, self._columns)
         except BaseException:
             self._vacate(slot)
@@ -112,7 +127,7 @@ class OpenPieces:
     def on_grid(self, piece: Int64, row: Int64) -> tuple[npt.NDArray[Any], Int64] | None:
         """The grid's rows, and which of them these are, faulted in; None where not all of the pieces lie on it.
 
-        Raises `OSError` naming the file where the disk fails.
+        Raises `PieceGone`, or `OSError` of a file that is read in place, where the disk fails; both name the file.
         """
         if self._grid is None:
             return None
@@ -123,8 +138,9 @@ class OpenPieces:
         failed = self._grid.populate(rows)
         if failed is not None:
             slot, code = failed
-            path = next(opened.file.path for opened in self._open.values() if opened.slot == slot)
-            raise OSError(code, f"cannot read from the disk ({os.strerror(code)})", path)
+            file = next(opened.file for opened in self._open.values() if opened.slot == slot)
+            with self._on_a_disk_that_may_fail(file):
+                raise OSError(code, f"cannot read from the disk ({os.strerror(code)})", file.path)
         return self._grid.rows, rows
 
     def check_in_place(self, pieces: Iterable[OpenPiece]) -> None:
@@ -139,8 +155,9 @@ class OpenPieces:
                 continue
             if (before.st_size, before.st_mtime_ns) != (found.st_size, found.st_mtime_ns):
                 raise ObjectChanged(
-                    f"{path} was written while it was read in place: start anew, and replace files whole "
-                    f"(write another, then rename) or run the daemon with --read-in-place never"
+                    f"{path} was written while it was read in place (it was version {_version(before)}, it is "
+                    f"{_version(found)} now): start anew, and replace files whole (write another, then rename) or run "
+                    f"the daemon with --read-in-place never"
                 )
 
     def pass_by(self, position: int) -> None:
@@ -172,6 +189,18 @@ class OpenPieces:
             self._grid.close()
             self._grid = None
 
+    @contextmanager
+    def _on_a_disk_that_may_fail(self, file: PieceFile) -> Iterator[None]:
+        """What cannot be read in the cache can be fetched again."""
+        try:
+            yield
+        except OSError as error:
+            if file.in_place or not _is_of_the_disk(error):
+                raise
+            gone = PieceGone(f"{file.path} cannot be read: {error.strerror}; lease the piece again")
+            gone.unreadable = file.path
+            raise gone from error
+
     @property
     def _limit(self) -> int:
         return min(self._most_open, PROCESS_OPEN_LIMIT // len(_of_this_process))
@@ -189,8 +218,7 @@ class OpenPieces:
             self._grid.vacate(slot)
 
     def _map(self, file: PieceFile, slot: int | None) -> MappedFile:
-        deadline = time.monotonic() + self._wait_seconds
-        pause = _FIRST_WAIT_SECONDS
+        begun, pause = time.monotonic(), _FIRST_WAIT_SECONDS
         while True:
             try:
                 return MappedFile.open(
@@ -209,15 +237,55 @@ class OpenPieces:
             except PieceGone:
                 if file.inode:
                     raise
-                if time.monotonic() > deadline:
+                if time.monotonic() > begun + self._wait_seconds:
                     raise StillFilling(f"{file.path} has been in fill for {self._wait_seconds:g} s") from None
-            failure = read_error(file.path)
-            if failure is not None:
+            except OSError as error:
+                if file.inode or file.in_place or not _is_of_the_disk(error):
+                    raise
+            if (failure := _said_of(file.path)) is not None:
                 raise failure
             if self._is_closed():
                 raise Closed
+            self._check_disk(file, time.monotonic() - begun)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_WAIT_SECONDS)
 
+    def _check_disk(self, file: PieceFile, waited_seconds: float) -> None:
+        """Raises `StillFilling` where a piece in fill cannot come, since its disk is lost: the daemon may know better.
+
+        Nothing can be written beside its path that says so.
+        """
+        root = Path(file.path).parents[2]
+        if not file.disk_id or (root not in self._lost and waited_seconds < _PATIENCE_SECONDS):
+            return
+        self._lost.discard(root)
+        try:
+            (root / DISK_ID_FILE).read_bytes()
+        except OSError as error:
+            if _is_of_the_disk(error):
+                self._lost.add(root)
+                time.sleep(_LONGEST_WAIT_SECONDS)  # the daemon may need a moment to find out
+                raise StillFilling(f"the disk of {file.path} cannot be read: {error.strerror}") from error
+
+
+def _is_of_the_disk(error: OSError) -> bool:
+    """Whether it is the disk that fails, or the way to it, and not what was asked of it."""
+    return error.errno in _FAULTS and not isinstance(error, ForebayError)
+
+
+def _said_of(path: str) -> ForebayError | None:
+    """The error of the piece's fill. A disk that cannot be read says nothing."""
+    try:
+        return read_error(path)
+    except OSError as error:
+        if not _is_of_the_disk(error):
+            raise
+        return None
+
 
 _of_this_process: "weakref.WeakSet[OpenPieces]" = weakref.WeakSet()
+
+
+def _version(found: os.stat_result) -> str:
+    """Of a local file, spelled as the manifest does: inode, time of writing and size."""
+    return f"{found.st_ino:x}-{found.st_mtime_ns:x}-{found.st_size:x}"

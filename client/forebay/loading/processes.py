@@ -3,7 +3,7 @@
 The processes are our own and not those of torch's loader: its workers share one pipe, so that one that is killed can
 hang them all, cannot be replaced, and raises in the middle of whatever the trainer is doing; they pass tensors through
 names in /dev/shm and sockets in temporary directories; and torch asks for the next chunk inside its own `next()`. What
-users know of torch's workers holds: their options, `get_worker_info()`, and that an error is raised as it was.
+users know of torch's workers holds: their options, `get_worker_info()`, and that an error keeps its class.
 """
 
 import time
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._utils import ExceptionWrapper
 
 from forebay.loading.chunk import Batch, Closed, Failed, Lost
 from forebay.loading.crew import Crew, Task
 from forebay.loading.delivery import check_gone
 from forebay.loading.lookahead import Lookahead
+from forebay.loading.raised import Raised
 from forebay.loading.reader import ReaderSpec
 from forebay.loading.start_methods import context_for
 from forebay.loading.waits import Reading
@@ -114,9 +114,10 @@ class ProcessDelivery:
 
     def _assignments(self) -> list[Assignment]:
         options = self._options
+        spec = self._spec.located()
         seed = seed_digest(self._spec.seed) >> 1 if options.generator is None else options.generator.initial_seed()
         return [
-            Assignment(self._spec, number, options.num_workers, seed + number, options.dataset, options.worker_init_fn)
+            Assignment(spec, number, options.num_workers, seed + number, options.dataset, options.worker_init_fn)
             for number in range(options.num_workers)
         ]
 
@@ -184,7 +185,7 @@ class ProcessDelivery:
             return
         task.gone = task.gone + 1 if result.gone else 0
         check_gone(task.gone, result.message)
-        task.chunk = self._lookahead.lease_again(result.chunk)
+        task.chunk = self._lookahead.lease_again(result.chunk, result.unreadable)
         self._crew.send(task)
 
 
@@ -197,12 +198,12 @@ def _pinner() -> ThreadPoolExecutor:
 
 
 def _batches(result: Result | Future[list[Batch]]) -> list[Batch]:
-    """Raises what a worker could not read, as it was raised there."""
+    """Raises what a worker has raised."""
     if isinstance(result, Future):
         return result.result()
     if isinstance(result, Failed):
         raise result.raised()
-    if isinstance(result, ExceptionWrapper):
-        result.reraise()  # type: ignore[no-untyped-call]
+    if isinstance(result, Raised):
+        result.reraise()
     assert isinstance(result, list)
     return result

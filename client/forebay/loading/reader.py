@@ -34,6 +34,12 @@ class ReaderSpec(Protocol):
     def place(self, piece: int, row: int) -> str:
         """In words, where a sample of a chunk lies."""
 
+    def located(self) -> "ReaderSpec":
+        """The same with its files where they are by now, fit to be sent to other processes.
+
+        Called in the trainer's process, each time before readers are made.
+        """
+
     def reader(self, *, is_closed: Callable[[], bool] = lambda: False) -> Reader:
         """A reader for this thread; `is_closed` ends its waits."""
 
@@ -43,7 +49,7 @@ def read(reader: Reader, chunk: Chunk) -> list[Batch] | Lost | Failed:
     try:
         return list(reader.batches(chunk))
     except PieceGone as error:
-        return Lost(chunk, str(error), gone=True)
+        return Lost(chunk, str(error), gone=True, unreadable=error.unreadable)
     except StillFilling as error:
         return Lost(chunk, str(error), gone=False)
     except ForebayError as error:

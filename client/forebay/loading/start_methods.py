@@ -1,29 +1,33 @@
 """How worker processes are started: what the user says, or what is safe in this process.
 
 A forked child inherits the state of native runtimes but not their threads. gRPC's channels are closed around a fork
-(`forebay.channel`), which is enough unless `GRPC_ENABLE_FORK_SUPPORT=0`; Rust's tokio, on which obstore and others run,
-has no such care: a child that uses it after its parent has used it hangs. Then workers start by forkserver.
+(`forebay.daemon.channel`), which is enough unless `GRPC_ENABLE_FORK_SUPPORT=0`; Rust's tokio, on which obstore and
+others run, has no such care: a child that uses it after its parent has used it hangs. Then workers start by forkserver.
 """
 
 import logging
 import multiprocessing
+import os
+import select
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from forebay.channel import fork_is_safe
+from forebay.daemon.channel import fork_is_safe
 from forebay.loading.workers import OUTLIVED
 from forebay_core.errors import ConfigurationError
 
 _log = logging.getLogger("forebay")
 _SETTING = "GRPC_ENABLE_FORK_SUPPORT=0"
+_END_SECONDS = 5.0
 _said: set[str] = set()
-one_at_a_time = threading.Lock()
+_one_at_a_time = threading.Lock()
 """Held while a worker is started: what is open for one must not be inherited by another."""
 
 
@@ -89,8 +93,29 @@ def _run_forkserver() -> None:
     forkserver.ensure_running()
 
 
+def start(process: BaseProcess, context: BaseContext) -> None:
+    """Starts `process`, which is of `context`; once more where the forkserver was killed and nobody had noticed."""
+    with _one_at_a_time, _signals_held(context):
+        try:
+            process.start()
+        except (EOFError, ConnectionError):
+            if context.get_start_method() != "forkserver":
+                raise
+            _await_end_of_forkserver()
+            process.start()
+
+
+def _await_end_of_forkserver() -> None:
+    """One that was killed has closed its socket before it can be seen to have ended."""
+    server = os.pidfd_open(forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined]
+    try:
+        select.select([server], [], [], _END_SECONDS)
+    finally:
+        os.close(server)
+
+
 @contextmanager
-def signals_held(context: BaseContext) -> Iterator[None]:
+def _signals_held(context: BaseContext) -> Iterator[None]:
     """For starting a process: signals that would end it before it has its handlers reach it afterwards.
 
     A process that is started inherits the mask, and a forkserver that is first started here keeps it.

@@ -6,7 +6,7 @@ transform follows from (seed, epoch, sample id).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,9 @@ class StreamReaderSpec:
     seed: int
     transform: Callable[..., Any] | None = None
     assembly: Assembly = field(default_factory=Assembly)
-    wait_seconds: float = 10.0
+    wait_seconds: float = 2.0
+    #: Where the manifest is by now, asked in the trainer's process alone.
+    find_manifest: Callable[[], Path] | None = field(default=None, repr=False, compare=False)
 
     @property
     def columnar(self) -> bool:
@@ -48,6 +50,12 @@ class StreamReaderSpec:
         """Where a sample lies, in words: its number among the rows of its shard."""
         shard, number = shard_row(Manifest.open(self.manifest_path), piece, row)
         return f"row {number} of {shard}"
+
+    def located(self) -> "StreamReaderSpec":
+        """With the manifest where it is by now, fit for other processes."""
+        if self.find_manifest is None:
+            return self
+        return replace(self, manifest_path=self.find_manifest(), find_manifest=None)
 
     def reader(self, *, is_closed: Callable[[], bool] = lambda: False) -> "StreamReader":
         """A reader for this thread; `is_closed` ends its waits for pieces."""

@@ -20,7 +20,7 @@ class ThreadDelivery:
 
     def start(self, lookahead: Lookahead) -> None:
         self.close()
-        self._readers = _Readers(self._spec, lookahead, self._count, self._pin)
+        self._readers = _Readers(self._spec.located(), lookahead, self._count, self._pin)
 
     def next(self) -> Batch:
         while not self._batches:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._utils import ExceptionWrapper
 from torch.utils.data._utils import collate as torch_collate
 from torch.utils.data._utils import worker as torch_worker
 
@@ -25,6 +24,7 @@ from forebay.loading.chunk import Batch, Chunk, Closed, Failed, Lost
 from forebay.loading.desk import NO_SAMPLE, Desk
 from forebay.loading.global_seeds import GlobalSeeds, seed_all
 from forebay.loading.link import Link
+from forebay.loading.raised import Raised
 from forebay.loading.reader import Reader, ReaderSpec, read
 from forebay.sampling import follow
 from forebay_core.errors import ForebayError
@@ -36,7 +36,7 @@ BUSY_SECONDS = 0.5
 READY = -1
 """The number of a worker's first message."""
 
-Result = list[Batch] | Lost | Failed | ExceptionWrapper | None
+Result = list[Batch] | Lost | Failed | Raised | None
 """What comes back for a chunk; None where it was not wanted any more."""
 
 
@@ -87,7 +87,7 @@ class _Worker:
         self._seeds = GlobalSeeds(assignment.spec.seed)
         self._reader: Reader | None = None
         self._chunk = READY
-        self._failure: Failed | ExceptionWrapper | None = None
+        self._failure: Failed | Raised | None = None
 
     def prepare(self) -> None:
         """As torch's workers are: one thread, seeds of their own, `get_worker_info()`, the user's own function."""
@@ -101,7 +101,7 @@ class _Worker:
             if here.init is not None:
                 here.init(here.number)
         except Exception as error:
-            self._failure = _raised(error, f"in worker_init_fn {self._at}")
+            self._failure = _noted(error, f"in worker_init_fn {self._at}")
         self._link.send(READY, None)
 
     def serve(self) -> None:
@@ -115,7 +115,7 @@ class _Worker:
         except EOFError:
             raise
         except Exception as error:
-            self._link.send(number, _raised(error, f"sending what the transform or collate_fn gave {self._at}"))
+            self._link.send(number, _noted(error, f"sending what the transform or collate_fn gave {self._at}"))
 
     def _read(self, chunk: Chunk) -> Result:
         if self._failure is not None:
@@ -147,11 +147,18 @@ class _Worker:
         return "" if sample == NO_SAMPLE else f", sample {sample}"
 
 
-def _raised(error: Exception, where: str) -> Failed | ExceptionWrapper:
+def _raised(error: Exception, where: str) -> Failed | Raised:
     """What crosses processes of an error that is being handled."""
     if isinstance(error, ForebayError):
         return Failed.of(error)
-    return ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+    return Raised.of(error, where)
+
+
+def _noted(error: Exception, where: str) -> Failed | Raised:
+    """The same where no sample is noted."""
+    if not isinstance(error, ForebayError):
+        error.add_note(where)
+    return _raised(error, where)
 
 
 def _collate_in_own_memory() -> None:

@@ -11,13 +11,15 @@ from typing import Annotated, Any, get_args
 import typer
 
 from forebay import progress
+from forebay.command_options import AddressOption
 from forebay.console import make_console, print_json
-from forebay.daemon_client import DaemonClient
+from forebay.daemon.client import DaemonClient
 from forebay.order import Order, Shuffle, Split, Tail
 from forebay.order.quality import advice, measure
 from forebay.order_command import contents, tables
 from forebay.order_command.chosen import Choice, check, find_state
-from forebay.order_command.format_options import FormatOptions, absolute_urls
+from forebay.order_command.format_options import FormatOptions
+from forebay.order_command.opening import open_manifest
 from forebay.progress import SavedState
 from forebay_core.errors import ConfigurationError, StateError
 from forebay_core.manifest import Manifest
@@ -72,9 +74,7 @@ def order(
     sequence_length: Annotated[int | None, typer.Option(help="Tokens of a sample, for token files.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Of a token, for token files, such as uint16.")] = None,
     piece_bytes: Annotated[int | None, typer.Option(help="How large pieces are cut, where a loader says it.")] = None,
-    address: Annotated[
-        str | None, typer.Option(help="The daemon's socket; else as a trainer finds it.", metavar="unix:PATH")
-    ] = None,
+    address: AddressOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with every sample.")] = False,
 ) -> None:
     """Show which samples any batch holds, with their shards and rows, or with --quality how well the order mixes."""
@@ -95,7 +95,8 @@ def order(
     saved = None if state is None else _read_state(state)
     resumed = choice if saved is None else choice.resumed(saved)
     split = resumed.split(world_size)
-    manifest = _open(source, FormatOptions(format, sequence_length, dtype, piece_bytes), address)
+    options = FormatOptions(format, sequence_length, dtype, piece_bytes)
+    manifest = open_manifest(source, options, DaemonClient(address, reconnect_seconds=0.0))
     made = resumed.order(manifest)
     split.check(made.samples)
     if saved is not None:
@@ -177,15 +178,6 @@ def _shuffle(name: ShuffleName) -> Shuffle:
 
 def _tail(name: TailName) -> Tail:
     return next(tail for tail in get_args(Tail) if tail == name.value)
-
-
-def _open(source: list[str], options: FormatOptions, address: str | None) -> Manifest:
-    format = options.format()
-    client = DaemonClient(address, reconnect_seconds=0.0)
-    opened = client.open_dataset(
-        absolute_urls(source), "" if format is None else json.dumps(format.spec(), sort_keys=True)
-    )
-    return Manifest.open(opened.manifest_path, inode=opened.inode, size=opened.size_bytes)
 
 
 def _read_state(path: Path) -> SavedState:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.source_urls import absolute
+from forebay.daemon.source_urls import absolute
 from forebay_core.errors import ConfigurationError
 from forebay_core.formats import Format, Tokens, from_spec
 
@@ -56,6 +56,4 @@ class FormatOptions:
 
 def absolute_urls(sources: Sequence[str]) -> list[str]:
     """The sources as the daemon is asked for them, which has another working directory."""
-    if not all(sources):
-        raise ConfigurationError("SOURCE '' names no data: is a variable unset? give a URL or a path")
     return [absolute(source) for source in sources]

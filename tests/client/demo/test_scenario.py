@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from forebay.demo import report
+from forebay.demo.command import Display
 from forebay.demo.records import Event
-from forebay.demo.scenario import claim_directory, time_to_kill
+from forebay.demo.scenario import DemoFailed, Options, claim_directory, play, restored_by, time_to_kill
 from forebay_core.errors import ConfigurationError
 
 GOOD: dict[str, Any] = {
@@ -21,11 +23,11 @@ GOOD: dict[str, Any] = {
 }
 
 
-def saved(step: int, epoch: int, position: int) -> Event:
-    return Event(0, "saved", step, epoch, position)
+def saved(step: int, epoch: int, position: int, kind: str = "local") -> Event:
+    return Event(0, kind, step, epoch, position)
 
 
-def test_the_kill_comes_some_steps_after_the_first_save_of_the_second_epoch() -> None:
+def test_the_kill_comes_some_steps_after_the_first_save_of_the_second_epoch_once_it_is_local() -> None:
     events = [Event(0, "started", 0, 0, 0), saved(160, 0, 10_240), saved(180, 1, 1_216)]
     assert not time_to_kill(events[:2], 184)
     assert not time_to_kill(events, 183)
@@ -35,6 +37,13 @@ def test_the_kill_comes_some_steps_after_the_first_save_of_the_second_epoch() ->
 
 def test_a_save_at_the_border_of_the_epochs_is_not_one_in_the_second() -> None:
     assert not time_to_kill([saved(161, 1, 0)], 170)
+
+
+def test_a_second_run_that_begins_at_the_beginning_is_a_failed_demo() -> None:
+    found = Event(1, "restored", 180, 1, 1_216, source="local", generation=2)
+    assert restored_by([found, saved(200, 1, 2_496)]) == found
+    with pytest.raises(DemoFailed, match="found no checkpoint"):
+        restored_by([Event(1, "started", 0, 0, 0), saved(20, 0, 1_280)])
 
 
 def test_a_new_directory_is_made_and_given_by_its_absolute_path(
@@ -70,6 +79,12 @@ def test_two_demos_do_not_share_a_directory(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="another demo is running"), claim_directory(tmp_path / "demo"):
             pass
         assert (directory / "run-0.log").read_text() == "in use"
+
+
+def test_a_bucket_that_is_none_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is not a bucket"):
+        play(Options(directory=tmp_path / "demo", bucket="data"), Display(Console(quiet=True)))
+    assert not (tmp_path / "demo").exists()
 
 
 def test_an_exact_recovery_has_no_failures() -> None:

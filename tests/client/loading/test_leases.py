@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from forebay.daemon.session import Taken
 from forebay.loading.chunk import Int64, PieceFile
 from forebay.loading.holdings import Bounds
 from forebay.loading.leases import SharedLeases
@@ -21,8 +22,8 @@ class Recorder:
     def publish(self, pieces: Int64, first: Int64, last: Int64) -> None:
         self.told.append((pieces.tolist(), first.tolist(), last.tolist()))
 
-    def report(self, position: int, positions_per_second: float) -> None:
-        self.told.append((position, positions_per_second))
+    def report(self, position: int, positions_per_second: float, taken: Taken) -> None:
+        self.told.append((position, positions_per_second, taken))
 
     def lease(self, pieces: Sequence[int]) -> list[PieceFile]:
         self.told.append(list(pieces))
@@ -31,8 +32,22 @@ class Recorder:
     def release(self, pieces: Sequence[int]) -> None:
         self.told.append(("release", list(pieces)))
 
+    def unreadable(self, piece: int, disk_id: str) -> None:
+        self.told.append(("unreadable", piece, disk_id))
+
+    def interrupt(self) -> None:
+        self.told.append("interrupt")
+
     def close(self) -> None:
         self.told.append("close")
+
+
+def test_that_a_piece_cannot_be_read_and_that_nobody_waits_any_more_is_told_to_whom_it_concerns() -> None:
+    web, code = Recorder("web"), Recorder("code")
+    shared = SharedLeases([web, code], [0, 10])
+    shared.unreadable(12, "d")
+    shared.interrupt()
+    assert (web.told, code.told) == (["interrupt"], [("unreadable", 2, "d"), "interrupt"])
 
 
 class Broken(Recorder):
@@ -60,9 +75,9 @@ def test_needs_are_shared_out_and_the_position_is_everybodys() -> None:
     web, code = Recorder("web"), Recorder("code")
     shared = SharedLeases([web, code], [0, 10])
     shared.publish(np.array([3, 12, 3]), np.array([0, 1, 7]), np.array([5, 6, 9]))
-    shared.report(17, 2.5)
-    assert web.told == [([3, 3], [0, 7], [5, 9]), (17, 2.5)]
-    assert code.told == [([2], [1], [6]), (17, 2.5)]
+    shared.report(17, 2.5, Taken(80, 9.0, 4.0))
+    assert web.told == [([3, 3], [0, 7], [5, 9]), (17, 2.5, Taken(80, 9.0, 4.0))]
+    assert code.told == [([2], [1], [6]), (17, 2.5, Taken(0, 0.0, 4.0))], "what was taken is counted once"
 
 
 def test_the_budget_is_every_sessions_part_as_it_was_last_heard() -> None:

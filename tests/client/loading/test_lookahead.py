@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from forebay.daemon.session import Taken
 from forebay.loading.chunk import Chunk, Closed, Int64, PieceFile
 from forebay.loading.lookahead import Depth, Lookahead, OnSmallCache
 from forebay.order import Order, OrderOptions, SharedOrder, Split
@@ -34,7 +35,7 @@ class Session:
     def publish(self, pieces: Int64, first: Int64, last: Int64) -> None:
         self.needs.append((pieces, first, last))
 
-    def report(self, position: int, positions_per_second: float) -> None:
+    def report(self, position: int, positions_per_second: float, taken: Taken) -> None:
         assert position >= 0
         assert positions_per_second >= 0
 
@@ -54,6 +55,12 @@ class Session:
 
     def held_bytes(self) -> int:
         return int(BYTES[list(self.held)].sum())
+
+    def unreadable(self, piece: int, disk_id: str) -> None:
+        """Every disk can be read."""
+
+    def interrupt(self) -> None:
+        """Nothing waits here."""
 
     def close(self) -> None:
         self.closed.set()

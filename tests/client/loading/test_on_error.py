@@ -52,6 +52,15 @@ def test_an_error_passes_as_it_is_and_names_the_sample(way: dict[str, Any]) -> N
     assert said.count("while reading sample 13 (index 13, epoch 2, position 13)") == 1
 
 
+@ways
+def test_an_error_has_its_own_arguments_and_a_note_of_the_sample(way: dict[str, Any]) -> None:
+    data = Numbers(20, [13], lambda text: OSError(5, text, "13.jpg"))
+    with closing(loader(data, 5, **way)) as made, pytest.raises(OSError, match="13 is") as caught:
+        list(made)
+    assert (caught.value.errno, caught.value.filename) == (5, "13.jpg")
+    assert caught.value.__notes__ == ["while reading sample 13 (index 13, epoch 0, position 13)"]
+
+
 def test_an_error_object_that_is_raised_again_is_noted_once() -> None:
     error = ValueError("always this one")
     with closing(loader(Numbers(4, [1], lambda _: error), 2)) as made:

@@ -1,13 +1,18 @@
 """Which pieces a reader keeps mapped, and that what it reads is mapped."""
 
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from forebay.loading.chunk import Batch, Chunk, Lost
 from forebay.loading.open_pieces import PROCESS_OPEN_LIMIT, OpenPieces
 from forebay.loading.reader import read
+from forebay_core.errors import PieceGone
 from forebay_core.formats import Tokens
 from forebay_core.mapping import is_mapped
 from tests.client.loading.test_stream_reader import Local
@@ -80,6 +85,35 @@ def test_the_readers_of_a_process_share_what_it_may_map(local: Local) -> None:
             alone.open(file)
     assert mapped(local) == set(range(PIECES))
     alone.close()
+
+
+def test_a_cached_file_that_its_disk_does_not_give_is_to_be_leased_again_and_named(local: Local) -> None:
+    """CASES 31: the disk fails."""
+    pieces = OpenPieces(local.manifest, ("tokens",), wait_seconds=1)
+    cached, own = local.fill(0), local.fill(1)._replace(in_place=True)
+    for file in (cached, own):
+        pieces.open(file)
+        os.truncate(file.path, 0)
+    with pytest.raises(PieceGone, match=f"{cached.path} cannot be read") as gone:
+        pieces.on_grid(np.zeros(ROWS, np.int64), np.arange(ROWS))
+    assert gone.value.unreadable == cached.path
+    with pytest.raises(OSError, match=own.path):
+        pieces.on_grid(np.ones(ROWS, np.int64), np.arange(ROWS))
+    pieces.close()
+
+
+def test_what_a_reader_could_not_read_is_named_to_whoever_leases_it_again() -> None:
+    class Failing:
+        def batches(self, chunk: Chunk) -> Iterator[Batch]:
+            gone = PieceGone("broken")
+            gone.unreadable = "/there"
+            raise gone
+
+        def close(self) -> None:
+            """Nothing is open."""
+
+    chunk: Any = object()
+    assert read(Failing(), chunk) == Lost(chunk, "broken", gone=True, unreadable="/there")
 
 
 def test_pieces_are_closed_when_passed_and_kept_as_long_as_the_latest_chunk_says(local: Local) -> None:

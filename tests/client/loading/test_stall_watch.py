@@ -76,6 +76,7 @@ def test_each_wait_counts_for_itself(clock: Clock, said: Callable[[], list[str]]
 def test_nothing_is_said_while_nobody_waits_or_where_none_is_wanted(
     clock: Clock, said: Callable[[], list[str]]
 ) -> None:
+    before = set(threading.enumerate())
     StallWatch(1.0, lambda: "?", clock=clock).look()
     silent = StallWatch(None, lambda: "?", clock=clock)
     silent.start()
@@ -83,7 +84,7 @@ def test_nothing_is_said_while_nobody_waits_or_where_none_is_wanted(
     silent.look()
     silent.close()
     assert said() == []
-    assert "forebay-stall-watch" not in {thread.name for thread in threading.enumerate()}
+    assert "forebay-stall-watch" not in {thread.name for thread in set(threading.enumerate()) - before}
 
 
 def test_a_wait_that_ends_while_its_reason_is_looked_for_is_not_told_of(

@@ -1,8 +1,0 @@
-"""URLs and paths of data as the daemon is asked for them: it has another working directory than who gives them."""
-
-import os
-
-
-def absolute(url: str) -> str:
-    """The URL as it is; a path from the root, `~` replaced, its trailing slash kept."""
-    return url if "://" in url else os.path.join(os.getcwd(), os.path.expanduser(url))  # noqa: PTH109, PTH111, PTH118 - keeps a trailing slash
