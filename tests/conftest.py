@@ -7,14 +7,17 @@ import multiprocessing.resource_tracker
 import os
 import secrets
 import shutil
+import signal
 import tempfile
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-from tests.support.leaks import take_stock
+from tests.support.leaks import take_stock, threads_beyond
 from tests.support.processes import HOME_VARIABLE, end_processes_of, eventually
 from tests.support.proxy import CountingProxy
 from tests.support.seaweedfs import Bucket, SeaweedFS
@@ -22,6 +25,10 @@ from tests.support.seaweedfs import Bucket, SeaweedFS
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev"))
+
+# A shell's script lets what it runs in the background ignore it, and so would all that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # One for the whole run: started in a test it would belong to that test and be ended with it.
 multiprocessing.resource_tracker.ensure_running()
@@ -62,6 +69,17 @@ def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(home, ignore_errors=True)
 
 
+@pytest.fixture(autouse=True)
+def nothing_runs_on(home: Path) -> Iterator[None]:
+    """Fails the test whose threads of forebay run on 20 s after it: the next would take them for its own."""
+    before = set(threading.enumerate())
+    yield
+    try:
+        eventually(lambda: not threads_beyond(before), 20, "threads to end")
+    except TimeoutError:
+        pytest.fail(f"still run: {', '.join(threads_beyond(before))}")
+
+
 @pytest.fixture(scope="session")
 def s3() -> Iterator[SeaweedFS]:
     """The session's S3 server."""
@@ -94,3 +112,10 @@ def no_leaks() -> Iterator[None]:
         eventually(lambda: not take_stock().beyond(before), 5, "threads, descriptors and names to go")
     except TimeoutError:
         pytest.fail(f"left behind: {take_stock().beyond(before)}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first, then those with many: a file's tests run in one process, which may be the last."""
+    tests = Counter(item.path for item in items)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path not in slow, -tests[item.path]))

@@ -23,6 +23,8 @@ KEYS = {
     "loss_last",
     "killed_at_step",
     "resumed_at_step",
+    "resumed_from",
+    "checkpoints",
     "world_sizes",
     "fetch_seconds",
     "stall_fraction",
@@ -57,10 +59,22 @@ def assert_exact(numbers: dict[str, Any]) -> None:
     assert numbers["world_sizes"] == [2, 3]
     assert numbers["loss_last"] < numbers["loss_first"] - 1
     assert 161 < numbers["resumed_at_step"] < numbers["killed_at_step"] < 322
+    assert numbers["resumed_from"] == "local", "the checkpoint was on the node's disk when the trainer was killed"
+    assert_timed(numbers["checkpoints"])
     assert set(numbers["fetch_seconds"]) == {"p50", "p95", "max"}
     assert 0 <= numbers["stall_fraction"] < 1
     assert numbers["cache"]["bytes_downloaded"] > 10_300 * 128 // 4
     assert numbers["cache"]["hits"] > 0
+
+
+def assert_timed(checkpoints: dict[str, Any]) -> None:
+    """CASES 38: the three points of a checkpoint are told apart, and their times come in their order."""
+    assert set(checkpoints) == {f"{point}_seconds" for point in ("staged", "local", "durable", "blocked")} | {"durable"}
+    assert checkpoints["durable"] >= 8, "those of the second run alone are eight"
+    staged, local, durable = (checkpoints[f"{point}_seconds"] for point in ("staged", "local", "durable"))
+    for quantile in ("p50", "max"):
+        assert 0 < staged[quantile] < local[quantile] < durable[quantile]
+    assert 0 < checkpoints["blocked_seconds"]["p50"] < local["p50"]
 
 
 def no_process_names(directory: Path) -> bool:
@@ -89,6 +103,9 @@ def test_a_killed_run_resumes_exactly_with_another_world_size_and_leaves_nothing
     assert run.info.status == "FINISHED"
     assert (run.data.params["run_0_world_size"], run.data.params["run_1_world_size"]) == ("2", "3")
     assert {"loss", "fetch_seconds", "fetch/remote_wait", "forebay/stall_fraction"} <= run.data.metrics.keys()
+    points = ("staged_seconds", "local_seconds", "durable_seconds", "blocked_seconds", "pending", "failures")
+    assert {f"checkpoint/{name}" for name in points} <= run.data.metrics.keys()
+    assert run.data.metrics["checkpoint/failures"] == 0
     losses = mlflow.MlflowClient(numbers["mlflow_uri"]).get_metric_history(numbers["mlflow_run_id"], "loss")
     assert {10, 320} <= {metric.step for metric in losses}, "both runs log to the one MLflow run"
 
@@ -137,9 +154,9 @@ def test_without_mlflow_it_says_what_to_install(home: Path) -> None:
 @pytest.mark.slow
 def test_a_demo_that_is_terminated_ends_everything_that_it_started(home: Path) -> None:
     directory = home / "demo"
-    log = directory / "run-0.log"
+    records = directory / "records"
     with Process(forebay("demo", "--directory", str(directory)), log=home / "demo.log", limit_seconds=100) as process:
-        eventually(log.exists, 60, "the trainer's start")
+        eventually(records.exists, 60, "the ranks' start")
         process.signal(signal.SIGTERM)
         assert process.wait(40) == 130
         assert "Traceback" not in process.output()

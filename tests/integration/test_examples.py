@@ -13,7 +13,8 @@ from tests.server.daemons import daemon
 from tests.support.data import write_parquet
 from tests.support.processes import Process
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 def run(home: Path, source: Path, address: Path, *, rank: int = 0) -> tuple[int, str]:
@@ -83,3 +84,14 @@ def test_the_same_script_reads_a_directory_through_the_daemon(home: Path) -> Non
             home, *arguments, "--stop-after", "10", address=str(running.socket)
         )
         assert "epoch 1, position 0: 22 steps" in swapped_in(home, *arguments, address=str(running.socket))
+
+
+def test_the_same_script_reads_the_data_that_the_readme_makes(home: Path) -> None:
+    made = (ROOT / "README.md").read_text().partition("```python\n# make_data.py\n")[2].partition("```")[0]
+    with Process([sys.executable, "-c", made], log=home / "made.log", limit_seconds=60, cwd=home) as process:
+        process.check(60)
+    with daemon(home) as running:
+        arguments = ["--source", str(home / "data"), "--epochs", "1"]
+        assert "epoch 1, position 0: 250 steps" in swapped_in(home, *arguments, address=str(running.socket))
+    kept = json.loads((home / "swap_in.json").read_text())
+    assert abs(kept["model"]["weight"][0][0] - 3) < 0.5, "it has learnt y = 3 x + 1"

@@ -377,7 +377,7 @@ class Unsized:
         ([1, 2], {"steps": 0}, "steps"),
         ([1, 2], {"steps": 3, "repeat": True}, "contradict"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_cannot_be_loaded_is_refused_with_the_reason(dataset: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ForebayError, match=words):

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +43,13 @@ def ids(loader: forebay.DataLoader) -> list[int]:
 
 @pytest.fixture
 def made() -> Iterator[Callable[..., forebay.DataLoader]]:
-    """Loaders with two workers of their own, closed at the end."""
+    """Loaders with two workers of their own, forked whatever other tests did in this process, and closed at the end."""
     loaders: list[forebay.DataLoader] = []
 
-    def make(dataset: Any, batch_size: int = 2, **options: Any) -> forebay.DataLoader:
-        loaders.append(forebay.DataLoader(dataset, batch_size, **{"num_workers": 2, **options}))
+    def make(dataset: Any, batch_size: int = 2, num_workers: int = 2, **options: Any) -> forebay.DataLoader:
+        if num_workers:
+            options.setdefault("multiprocessing_context", "fork")
+        loaders.append(forebay.DataLoader(dataset, batch_size, num_workers=num_workers, **options))
         return loaders[-1]
 
     yield make
@@ -130,6 +134,16 @@ def test_workers_that_are_all_killed_between_two_epochs_are_replaced(made: Calla
     assert ids(loader) == list(range(20))
 
 
+def test_a_forkserver_that_is_killed_between_two_epochs_is_started_again(
+    made: Callable[..., forebay.DataLoader],
+) -> None:
+    for _ in range(2):
+        loader = made(Numbers(8), multiprocessing_context="forkserver")
+        assert ids(loader) == list(range(8))
+        loader.close()
+        os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)  # type: ignore[attr-defined]
+
+
 class Ends(Numbers):
     """Index 7 ends the process that reads it: always, or the first time."""
 
@@ -202,11 +216,14 @@ class Raises(Numbers):
 def test_an_error_of_the_users_code_keeps_its_type_and_says_where_it_came_from(
     made: Callable[..., forebay.DataLoader],
 ) -> None:
-    with pytest.raises(KeyError, match=r"worker \d \(pid \d+\), epoch 0, step 3, sample 7") as caught:
+    with pytest.raises(KeyError, match=r"^'not here'\nwhile reading sample 7") as caught:
         ids(made(Raises(20)))
-    assert "in raises" in str(caught.value)
-    with pytest.raises(KeyError, match=r"worker_init_fn in worker \d"):
+    said = str(caught.value.__cause__)
+    assert re.match(r"in worker \d \(pid \d+\), epoch 0, step 3, sample 7:\nTraceback", said)
+    assert "in raises" in said
+    with pytest.raises(KeyError, match=r"^'not here'\nin worker_init_fn in worker \d \(pid \d+\)$") as caught:
         ids(made(Numbers(20), worker_init_fn=raises))
+    assert "in raises" in str(caught.value.__cause__)
     with pytest.raises(TypeError, match=r"sending what the transform or collate_fn gave in worker \d"):
         list(made(Numbers(20), collate_fn=lambda _: threading.Lock()))
 

@@ -6,10 +6,12 @@ Native runtimes (gRPC, Arrow, tokio) keep event descriptors for the process's li
 
 import gc
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 SHARED_MEMORY_PREFIX = "forebay"
+THREAD_PREFIX = "forebay-"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,18 @@ def _descriptors() -> frozenset[str]:
         if not target.startswith(("anon_inode:", "/proc/")):
             found.add(f"{entry.name} {target}")
     return frozenset(found)
+
+
+def threads_beyond(before: Collection[threading.Thread]) -> list[str]:
+    """The names of forebay's own threads that run and did not then. What only a cycle holds is let go of first."""
+
+    def found() -> list[str]:
+        running = [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_PREFIX)]
+        return sorted(thread.name for thread in running if thread not in before)
+
+    if found():
+        gc.collect()
+    return found()
 
 
 def take_stock() -> Holdings:

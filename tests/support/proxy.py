@@ -7,33 +7,53 @@ is always on record. The fault hook runs on the connection's thread.
 """
 
 import http.client
+import re
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
 _CHUNK_BYTES = 256 * 1024
+_SIGNER = re.compile(r"Credential=([^/,]+)/")
 _UPSTREAM_SECONDS = 60.0
+_DRIPS_PER_SECOND = 20
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade"})
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What goes wrong with one request, in this order: a delay, then a hang, an answer of our own, or a cut answer."""
+    """What goes wrong with one request, in this order: a delay, then a hang or a dropped connection, an answer of our
+    own, or something with the server's answer."""
 
     delay_seconds: float = 0.0
-    status: int | None = None
-    """Answer with this status and `body` and leave the server unasked."""
-    body: bytes = b""
-    cut_after_bytes: int | None = None
-    """Break the connection after so many bytes of the server's body, with its full length announced."""
     hang: bool = False
     """Never answer; the connection stays open until the proxy closes."""
+    drop: bool = False
+    """Break the connection without an answer."""
+    applied: bool = False
+    """Before that, or before an answer of our own, the server does what was asked; its answer is thrown away."""
+    status: int | None = None
+    """Answer with this status, `headers` and `body`, and leave the server unasked."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    announced_bytes: int | None = None
+    """Announce another length than that of `body`, and break the connection after it."""
+    cut_after_bytes: int | None = None
+    """Break the connection after so many bytes of the server's body, with its full length announced."""
+    hang_after_bytes: int | None = None
+    """Send so many bytes of the server's body and then nothing, until the proxy closes."""
+    corrupt_request_at: int | None = None
+    """Flip the bits of this byte of the client's body."""
+    corrupt_at: int | None = None
+    """Flip the bits of this byte of the server's body."""
+    bytes_per_second: float | None = None
+    """Send the server's body slowly, in small portions."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +65,14 @@ class Request:
     query: str
     range: str | None
     """The Range header, such as `bytes=0-99`."""
+    headers: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """By their names in lower case."""
+
+    @property
+    def access_key(self) -> str:
+        """The access key that signed it; empty where nobody did."""
+        signer = _SIGNER.search(self.headers.get("authorization", ""))
+        return signer[1] if signer else ""
 
     @property
     def bucket(self) -> str:
@@ -187,59 +215,91 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         path, _, query = self.path.partition("?")
-        request = Request(self.command, path, query, self.headers.get("Range"))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        request = Request(self.command, path, query, headers.get("range"), headers)
         exchange = self.server.proxy.record(request)
         fault = self.server.proxy.fault(request) or Fault()
         self.server.proxy.closing.wait(fault.delay_seconds)
+        if fault.applied:
+            self._apply(fault)
         if fault.hang:
-            self.server.proxy.closing.wait()
-            self.close_connection = True
+            self._hang()
+        elif fault.drop:
+            self._leave()
         elif self.headers.get("Transfer-Encoding"):
-            self._answer(exchange, 411, b"this proxy takes bodies of a known length")
+            self._answer(exchange, Fault(status=411, body=b"this proxy takes bodies of a known length"))
         elif fault.status is not None:
-            self._discard_body()
-            self._answer(exchange, fault.status, fault.body)
+            if not fault.applied:
+                self._discard_body()
+            self._answer(exchange, fault)
         else:
-            self._forward(exchange, fault.cut_after_bytes)
+            self._forward(exchange, fault)
+
+    def _hang(self) -> None:
+        self.server.proxy.closing.wait()
+        self.close_connection = True
+
+    def _leave(self) -> None:
+        self.close_connection = True
+        _break(self.connection)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
 
-    def _body_chunks(self) -> Iterator[bytes]:
-        left = int(self.headers.get("Content-Length") or 0)
+    def _apply(self, fault: Fault) -> None:
+        upstream = self._ask(fault)
+        try:
+            upstream.getresponse().read()
+        finally:
+            upstream.close()
+
+    def _body_chunks(self, corrupt_at: int | None = None) -> Iterator[bytes]:
+        whole = left = int(self.headers.get("Content-Length") or 0)
         while left:
             chunk = self.rfile.read(min(left, _CHUNK_BYTES))
             if not chunk:
                 raise ConnectionResetError("the client left in the middle of its body")
+            yield _corrupted(chunk, whole - left, corrupt_at)
             left -= len(chunk)
-            yield chunk
 
     def _discard_body(self) -> None:
         for _ in self._body_chunks():
             continue
 
-    def _answer(self, exchange: Exchange, status: int, body: bytes) -> None:
-        exchange.status, exchange.body_bytes = status, len(body)
-        self.send_response_only(status)
-        self.send_header("Content-Length", str(len(body)))
+    def _answer(self, exchange: Exchange, fault: Fault) -> None:
+        exchange.status, exchange.body_bytes = fault.status or 0, len(fault.body)
+        self.send_response_only(exchange.status)
+        announced = len(fault.body) if fault.announced_bytes is None else fault.announced_bytes
+        for name, value in {"Content-Length": str(announced), **fault.headers}.items():
+            self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            self.wfile.write(fault.body)
+        if announced != len(fault.body):
+            self._leave()
 
-    def _forward(self, exchange: Exchange, cut_after_bytes: int | None) -> None:
-        upstream = http.client.HTTPConnection(self.server.proxy.upstream, timeout=_UPSTREAM_SECONDS)
+    def _forward(self, exchange: Exchange, fault: Fault) -> None:
+        upstream = self._ask(fault)
         try:
+            self._relay(upstream.getresponse(), exchange, fault)
+        finally:
+            upstream.close()
+
+    def _ask(self, fault: Fault) -> http.client.HTTPConnection:
+        """A connection to the server, which has got the request."""
+        with ExitStack() as undo:
+            upstream = http.client.HTTPConnection(self.server.proxy.upstream, timeout=_UPSTREAM_SECONDS)
+            undo.callback(upstream.close)
             upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
                 if name.lower() not in _HOP_BY_HOP:
                     upstream.putheader(name, value)
             upstream.endheaders()
-            for chunk in self._body_chunks():
+            for chunk in self._body_chunks(fault.corrupt_request_at):
                 upstream.send(chunk)
-            self._relay(upstream.getresponse(), exchange, cut_after_bytes)
-        finally:
-            upstream.close()
+            undo.pop_all()
+        return upstream
 
-    def _relay(self, response: http.client.HTTPResponse, exchange: Exchange, cut_after_bytes: int | None) -> None:
+    def _relay(self, response: http.client.HTTPResponse, exchange: Exchange, fault: Fault) -> None:
         exchange.status = response.status
         self.send_response_only(response.status, response.reason)
         for name, value in response.headers.items():
@@ -250,16 +310,31 @@ class _Handler(BaseHTTPRequestHandler):
         if chunked:
             self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
-        left = cut_after_bytes
-        while not bodiless and (left is None or left > 0):
-            chunk = response.read(_CHUNK_BYTES if left is None else min(left, _CHUNK_BYTES))
-            if not chunk:
-                break
-            left = None if left is None else left - len(chunk)
+        for chunk in () if bodiless else self._portions(response, fault):
             exchange.body_bytes += len(chunk)
             self.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk) if chunked else chunk)
-        if left == 0:
-            self.close_connection = True
-            _break(self.connection)
+        if not bodiless and fault.hang_after_bytes is not None:
+            self._hang()
+        elif not bodiless and fault.cut_after_bytes is not None:
+            self._leave()
         elif chunked:
             self.wfile.write(b"0\r\n\r\n")
+
+    def _portions(self, response: http.client.HTTPResponse, fault: Fault) -> Iterator[bytes]:
+        """The server's body as far as it is to be sent, as it is to be sent."""
+        stops = [stop for stop in (fault.cut_after_bytes, fault.hang_after_bytes) if stop is not None]
+        portion, pause, sent = _CHUNK_BYTES, 0.0, 0
+        if fault.bytes_per_second is not None:
+            portion, pause = max(1, int(fault.bytes_per_second / _DRIPS_PER_SECOND)), 1 / _DRIPS_PER_SECOND
+        while chunk := response.read(min([portion, *(stop - sent for stop in stops)])):
+            self.server.proxy.closing.wait(pause)
+            yield _corrupted(chunk, sent, fault.corrupt_at)
+            sent += len(chunk)
+
+
+def _corrupted(chunk: bytes, start: int, at: int | None) -> bytes:
+    if at is None or not start <= at < start + len(chunk):
+        return chunk
+    spoilt = bytearray(chunk)
+    spoilt[at - start] ^= 0xFF
+    return bytes(spoilt)
