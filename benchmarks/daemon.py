@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from forebay.daemon.status import StatusSnapshot
 from forebay.demo.daemon import OwnDaemon, own_daemon
-from forebay.status import StatusSnapshot
 
 
 @dataclass(frozen=True)
@@ -34,5 +34,24 @@ class Daemon:
 @contextmanager
 def daemon(directory: Path, *options: str) -> Iterator[Daemon]:
     """A daemon with an empty cache below `directory`, which is removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="d-", dir=directory) as home, own_daemon(Path(home), *options) as own:
+    with tempfile.TemporaryDirectory(prefix="d-", dir=directory) as home, served(Path(home), *options) as node:
+        yield node
+
+
+@contextmanager
+def served(home: Path, *options: str) -> Iterator[Daemon]:
+    """A daemon whose files are all in `home`, and stay there."""
+    with own_daemon(home, *options) as own:
         yield Daemon(own)
+
+
+@contextmanager
+def emptied(directory: Path) -> Iterator[Path]:
+    """A new directory below this one. Its files are there at the end, without their content."""
+    home = Path(tempfile.mkdtemp(prefix="e-", dir=directory))
+    try:
+        yield home
+    finally:
+        for path in home.rglob("*"):
+            if path.is_file():
+                os.truncate(path, 0)
