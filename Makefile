@@ -7,9 +7,12 @@ PROTOS_INSTALLED := .venv-protos/.installed
 PEERS_INSTALLED := .venv-peers/.installed
 # `make bench PEERS=1` makes the other loaders' environment first; without it they are reported as not installed.
 PEERS ?=
+# Much of the tests' time is waiting for other processes. The tests of a file stay together. A process that a test has
+# ended is not replaced: with a new one in the middle of a run pytest-xdist may wait for ever.
+TEST_PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint format bench bench-peers-env protos clean
+.PHONY: help install demo test lint format bench bench-peers-env protos screenshots clean
 
 help: ## Say what the targets do
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,7 +23,7 @@ demo: $(INSTALLED) ## Train, kill with SIGKILL, resume with more ranks, and prov
 	$(BIN)/forebay demo
 
 test: $(INSTALLED) ## Run the tests
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 lint: $(INSTALLED) ## Check format, style, types and the direction of imports
 	$(BIN)/ruff format --check .
@@ -44,6 +47,9 @@ protos: $(PROTOS_INSTALLED) ## Generate the code beside the .proto files
 		--plugin=protoc-gen-mypy=.venv-protos/bin/protoc-gen-mypy \
 		--python_out=protos --mypy_out=protos --grpc_python_out=protos \
 		protos/forebay_protos/v1/*.proto
+
+screenshots: $(INSTALLED) ## Take the pictures of the status page that the documents show
+	$(BIN)/python -m docs.screenshots
 
 clean: ## Remove caches, builds and the demo's output; the environments stay
 	rm -rf build dist demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

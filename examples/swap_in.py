@@ -1,7 +1,7 @@
 """An existing training script after the one-line change, on a map-style dataset and on a bucket.
 
     python examples/swap_in.py                                      # a map-style dataset, unchanged
-    python examples/swap_in.py --source s3://my-bucket/train        # Parquet shards with columns x and y, numbers
+    python examples/swap_in.py --source s3://my-bucket/train        # Parquet shards with columns x and y, as in README
 
 The change is the import of `DataLoader`. What it brings: stop the script anywhere (`--stop-after`), run it again with
 any number of ranks, workers or samples in a batch, and every sample of the epoch is still read exactly once, each with
@@ -34,7 +34,7 @@ class Points(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--source", help="Parquet shards with numbers x and y: an s3:// prefix, a directory, or a glob")
+    parser.add_argument("--source", help="Parquet shards with columns x and y: an s3:// prefix, a directory, or a glob")
     parser.add_argument("--state", type=Path, default=Path("swap_in.json"), help="where position and model are kept")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--num-workers", type=int, default=0)
@@ -59,7 +59,8 @@ def main() -> None:
     while loader.epoch < options.epochs and left != 0:
         steps = 0
         for batch in islice(loader, left):
-            loss = torch.nn.functional.mse_loss(model(batch["x"].reshape(-1, 1)), batch["y"].reshape(-1, 1))
+            x = batch["x"].reshape(len(batch["x"]), -1)[:, :1]  # where it is a list, its first number
+            loss = torch.nn.functional.mse_loss(model(x), batch["y"].reshape(-1, 1))
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
