@@ -4,7 +4,8 @@ A turn of a way: the ranks meet, save, wait until weights may change, meet again
 fixed load, and wait until the save is done. Without the second meeting the first rank's load would hold up the copies
 of those that share its cores. Its numbers are of the slowest rank, for which a job waits. All ways take turns; the
 first round is not counted. Before each turn what the one before has left in the page cache is synced, and as much
-memory as a save takes is at hand.
+memory as a save takes is at hand. `stolen_seconds` is what the machine's host has withheld of its cores while ranks
+were blocked: who waits for others gives a core up, and gets it back late where it is wanted elsewhere.
 """
 
 import json
@@ -17,6 +18,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -98,17 +100,22 @@ def _turn(job: Job, way: Save, step: int, settings: Settings) -> Mapping[str, fl
     if dist.get_rank() == 0:
         touch(Path(settings.directory), settings.size_bytes)
     dist.barrier()
-    began = time.perf_counter()
+    began, stolen = time.perf_counter(), psutil.cpu_times().steal
     way.save(step)
     way.wait_staged()
     blocked = time.perf_counter() - began
     dist.barrier()
+    stolen = psutil.cpu_times().steal - stolen
     job.step(settings.products)
     way.finish()
     dist.barrier()
     total = time.perf_counter() - began
     way.tidy()
-    return {"blocked_seconds": _slowest(blocked), "total_seconds": _slowest(total)}
+    return {
+        "blocked_seconds": _slowest(blocked),
+        "total_seconds": _slowest(total),
+        "stolen_seconds": _slowest(stolen),
+    }
 
 
 def _growth(job: Job, settings: Settings) -> Mapping[str, float]:
