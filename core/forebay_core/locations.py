@@ -12,7 +12,8 @@ byte by byte. A source is a set of rules for keys relative to its root:
 * **list**: several URLs of one bucket, each of them any of these.
 * **object**: one object, as `as_object` makes it.
 
-Pure, except that a relative path is completed by the working directory.
+Pure, except that a relative path is completed by the working directory, and symbolic links on the way to a root of
+checkpoints are followed.
 """
 
 import os
@@ -97,6 +98,18 @@ def _file(url: str, path: str) -> Location:
         raise ConfigurationError(f"{url!r} has a null character in its path")
     absolute = os.path.abspath(path)  # noqa: PTH100 - resolve() would replace symbolic links
     return Location("file", "", absolute + "/" * (path.endswith("/") and absolute != "/"))
+
+
+def root_of(url: str) -> Location:
+    """The place of a root of checkpoints as it is compared: without a slash at its end, and without symbolic links.
+
+    Raises as `parse` does, and for a pattern.
+    """
+    if "*" in url:
+        raise ConfigurationError(f"{redacted(url)!r} is a pattern: the root of checkpoints is one place")
+    place = parse(url, purpose="keep checkpoints in")
+    path = os.path.realpath(place.path) if place.scheme == "file" else place.path.rstrip("/")
+    return Location(place.scheme, place.bucket, path)
 
 
 @dataclass(frozen=True)

@@ -310,9 +310,15 @@ global___DropAttemptRequest = DropAttemptRequest
 class DropAttemptResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    GIVEN_UP_FIELD_NUMBER: builtins.int
+    given_up: builtins.bool
+    """It was sealed and not durable: what had not been uploaded is lost."""
     def __init__(
         self,
+        *,
+        given_up: builtins.bool = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["given_up", b"given_up"]) -> None: ...
 
 global___DropAttemptResponse = DropAttemptResponse
 

@@ -143,7 +143,8 @@ class CheckpointServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DropAttempt(self, request, context):
-        """Drops an attempt of this node that is not sealed, or whose upload is not wanted any more.
+        """Drops an attempt of this node that is not sealed, or whose upload is not wanted any more. Its files go at once; the
+        destination, which need not be there any more, is told when it can be.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -563,11 +563,14 @@ class StagingStatus(google.protobuf.message.Message):
     QUOTA_BYTES_FIELD_NUMBER: builtins.int
     USED_BYTES_FIELD_NUMBER: builtins.int
     UPLOADS_FIELD_NUMBER: builtins.int
+    STARTING_FIELD_NUMBER: builtins.int
     path: builtins.str
     """Empty: there is none, and `reason` says why."""
     reason: builtins.str
     quota_bytes: builtins.int
     used_bytes: builtins.int
+    starting: builtins.bool
+    """What a former daemon left is still being looked through: there may be more uploads."""
     @property
     def uploads(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___UploadStatus]:
         """What is sealed here, oldest first."""
@@ -580,8 +583,9 @@ class StagingStatus(google.protobuf.message.Message):
         quota_bytes: builtins.int = ...,
         used_bytes: builtins.int = ...,
         uploads: collections.abc.Iterable[global___UploadStatus] | None = ...,
+        starting: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["path", b"path", "quota_bytes", b"quota_bytes", "reason", b"reason", "uploads", b"uploads", "used_bytes", b"used_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["path", b"path", "quota_bytes", b"quota_bytes", "reason", b"reason", "starting", b"starting", "uploads", b"uploads", "used_bytes", b"used_bytes"]) -> None: ...
 
 global___StagingStatus = StagingStatus
 

@@ -22,6 +22,7 @@ from forebay_core.checkpoints.protocol import Retention, check_fenced
 from forebay_core.errors import (
     CheckpointError,
     CheckpointNotFound,
+    ForebayError,
     StagingFull,
     one_line,
 )
@@ -75,7 +76,7 @@ class Desk:
         self._book = Book(clock)
         self._room = Room(self._book, area, quota_bytes=quota_bytes, clock=clock, wall_clock=wall_clock)
         self._locks: WeakValueDictionary[tuple[str, Attempt], asyncio.Lock] = WeakValueDictionary()
-        self._work: set[asyncio.Task[None]] = set()
+        self._work: set[asyncio.Task[object]] = set()
         self._seals: OneForAll[tuple[str, Attempt], None] = OneForAll()
         self.counters = counters = UploadCounters()
         uploading = Uploading(
@@ -132,6 +133,11 @@ class Desk:
         await self._uploads.close()
         await self._fetching.close()
         await end_all(list(self._work))
+
+    @property
+    def is_starting(self) -> bool:
+        """What a former daemon left is still being looked through."""
+        return not self._has_started.is_set()
 
     @property
     def is_busy(self) -> bool:
@@ -223,17 +229,31 @@ class Desk:
             self._uploads.supersede(staged)
         self._uploads.begin(staged)
 
-    async def drop(self, root: Destination, attempt: Attempt) -> None:
-        """Removes an attempt from this node; one that is not durable is given up everywhere. Unknown: nothing."""
-        async with self._lock(root.url, attempt):
-            staged = self._book.find(root.url, attempt)
+    async def drop(self, root: str, attempt: Attempt) -> bool:
+        """Removes all of an attempt from this node; one that is not durable is given up everywhere. Unknown: nothing.
+
+        Whether it was sealed and is given up. root: the URL of a destination, which need not answer, or be permitted,
+        any more; it is told when it can be, which a restart forgets. Nothing can be committed that lacks files: the
+        manifests of this node are uploaded last. Raises `CheckpointError` where files cannot be removed.
+        """
+        await self._has_started.wait()
+        async with self._lock(root, attempt):
+            await self._fetching.forget(root, attempt)
+            staged = self._book.find(root, attempt)
             if staged is None:
-                return
-            if staged.phase.is_pending:
-                self._uploads.lose(staged, CheckpointError(f"{attempt.name} was dropped"))
-                return
-            await self._room.remove(staged)
-            self._book.forget(staged)
+                return False
+            is_cut_short = await self._uploads.stop(staged)
+            is_given_up = staged.phase.is_pending
+            if is_given_up or (is_cut_short and staged.phase is Phase.FAILED):
+                self._uploads.lose(staged, _reason(staged))
+            is_removed = await self._room.remove(staged)
+            if staged.phase is not Phase.FAILED:
+                self._book.forget(staged)
+            if not is_removed:
+                raise CheckpointError(
+                    f"the files of {attempt.name} in {self.area.root} cannot be removed; the daemon's log says why"
+                )
+            return is_given_up
 
     async def watch(self, root: Destination, attempt: Attempt) -> AsyncGenerator[Status, None]:
         """At once, at each change, and every second, until it is durable or has failed."""
@@ -253,6 +273,10 @@ class Desk:
 
     def end_reading(self, root: Destination, attempt: Attempt) -> None:
         self._fetching.end(root, attempt)
+
+    def root_of(self, url: str) -> str | None:
+        """The URL of the destination that is named so, of which something is staged. Asks no file system."""
+        return url if any(staged.root == url for staged in self._book) else None
 
     def expedite(self, root: Destination, attempt: Attempt) -> None:
         """Uploads it before others. Unknown: nothing."""
@@ -329,7 +353,7 @@ class Desk:
     def _lock(self, root: str, attempt: Attempt) -> asyncio.Lock:
         return self._locks.setdefault((root, attempt), asyncio.Lock())
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._work.add(task)
         task.add_done_callback(self._work.discard)
@@ -348,3 +372,9 @@ def _begun(staged: Staged) -> Begun:
         size_bytes=staged.size_bytes,
         since_unix_seconds=staged.since_unix_seconds,
     )
+
+
+def _reason(staged: Staged) -> ForebayError:
+    """Why it is given up: what has been said already, else that it was dropped."""
+    known = staged.error if staged.phase is Phase.FAILED else None
+    return known or CheckpointError(f"{staged.attempt.name} was dropped")

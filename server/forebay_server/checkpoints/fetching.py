@@ -24,7 +24,7 @@ from forebay_server.checkpoints.destinations.base import Destination
 from forebay_server.checkpoints.destinations.driving import drive
 from forebay_server.checkpoints.rules import Patience
 from forebay_server.checkpoints.staged import Book, Staged
-from forebay_server.concurrency import OneForAll
+from forebay_server.concurrency import OneForAll, in_thread
 
 _log = logging.getLogger(__name__)
 #: Without a call, after which a reader is taken to be gone.
@@ -103,6 +103,13 @@ class Fetching:
             staged.read_until = 0.0
             self._book.change.tell()
 
+    async def forget(self, root: str, attempt: Attempt) -> None:
+        """What was fetched of it is not wanted any more, and goes, but for what somebody is just asking for."""
+        reading = self._readings.get((root, attempt))
+        if reading is not None and reading.fetches == 0:
+            del self._readings[root, attempt]
+            await in_thread(self._area.remove_fetched, root, attempt)
+
     async def look(self) -> None:
         """Removes what was fetched for those who have ended, or are silent."""
         for key, reading in list(self._readings.items()):
@@ -150,6 +157,8 @@ class Fetching:
         while await root.head(attempt.key(name)) is None:
             decision = await drive(read_decision(attempt), root)
             if decision is not None:
+                if decision.state is State.COMMITTED and await root.head(attempt.key(name)) is not None:
+                    return  # it came, and the decision, between the two looks
                 _raise_missing(attempt, name, decision.state)
             left = deadline - self._clock()
             if self._is_own(root, attempt, name):  # nobody else will bring it

@@ -145,18 +145,22 @@ class Room:
         found = (self._book.find(each.root, each.attempt) for each in outdated(self._book.occupants()))
         return [staged for staged in found if staged is not None and staged.phase is Phase.DURABLE]
 
-    async def remove(self, staged: Staged) -> None:
-        """Takes the files of an attempt away. Known is still one that waits for other nodes, or has failed."""
+    async def remove(self, staged: Staged) -> bool:
+        """Takes the files of an attempt away, and says whether they are. Known is still one that waits for other nodes,
+        or has failed."""
         if staged.phase in (Phase.UPLOADED, Phase.FAILED):
             staged.has_files = False
-            self._book.forget_old_failures()
+            self._book.forget_old()
         else:
             self._book.forget(staged)
         try:
             await in_thread(self._area.remove, staged.root, staged.attempt)
         except OSError as error:
             _log.error("the staged %s of %s cannot be removed: %s", staged.attempt.name, staged.root, error)
-        self._book.change.tell()
+            return False
+        finally:
+            self._book.change.tell()
+        return True
 
     async def _remove_all(self, chosen: Sequence[Occupant]) -> None:
         for each in chosen:

@@ -13,8 +13,8 @@ from forebay_core.errors import ForebayError
 from forebay_server.checkpoints.records import Begun, Seal
 from forebay_server.checkpoints.rules import Occupant, Phase
 
-#: That are still told of when their files are gone.
-_FAILURES = 20
+#: That have ended and are still told of when their files are gone.
+_TOLD = 20
 
 
 class Change:
@@ -59,7 +59,7 @@ class Staged:
     is_expedited: bool = False
     #: False: a power loss may have taken some of the files, which have not been verified since.
     is_trusted: bool = True
-    #: False: they made room, because all of them are at the destination.
+    #: False: they made room, because all of them are at the destination, or nobody wants them.
     has_files: bool = True
     #: A process was seen to hold the lock of the directory: its end ends an attempt that is not sealed.
     was_held: bool = False
@@ -120,10 +120,10 @@ class Book:
         self._staged.pop(staged.key, None)
         self.change.tell()
 
-    def forget_old_failures(self) -> None:
-        """Failures are told for a while, to who asks later, and in the status."""
-        failed = [staged for staged in self if staged.phase is Phase.FAILED and not staged.has_files]
-        for staged in failed[:-_FAILURES]:
+    def forget_old(self) -> None:
+        """What has ended and has no files is told for a while, to who asks later, and in the status."""
+        ended = [staged for staged in self if staged.phase.is_final and not staged.has_files]
+        for staged in ended[:-_TOLD]:
             self.forget(staged)
 
     def __iter__(self) -> Iterator[Staged]:

@@ -24,9 +24,10 @@ from forebay_server.checkpoints.destinations.driving import drive
 from forebay_server.checkpoints.rules import Patience, Phase, is_final, is_superseded, turn
 from forebay_server.checkpoints.staged import Book, Staged
 from forebay_server.checkpoints.uploading import Uploading, checked
-from forebay_server.concurrency import end_all
+from forebay_server.concurrency import end_all, in_thread
 
 _log = logging.getLogger(__name__)
+_STOP_SECONDS = 5.0
 
 
 class Turns:
@@ -129,10 +130,13 @@ class Uploads:
         staged.become(Phase.FAILED, error)
         self._keep(staged, asyncio.create_task(self._abandon(staged, error, running)))
 
-    async def stop(self, staged: Staged) -> None:
-        """Does no more for an attempt."""
-        if (task := self._tasks.get(staged.key)) is not None:
-            await end_all([task])
+    async def stop(self, staged: Staged) -> bool:
+        """Does no more for an attempt; whether something was left to do. A file system that hangs is not waited for."""
+        if (task := self._tasks.get(staged.key)) is None:
+            return False
+        task.cancel()
+        await asyncio.wait([task], timeout=_STOP_SECONDS)
+        return True
 
     async def close(self) -> None:
         """Leaves all as it is, for a successor."""
@@ -188,18 +192,24 @@ class Uploads:
             _log.warning("the retention of %s is left to the next commit: %s", staged.root, one_line(error))
 
     async def _now_durable(self, staged: Staged) -> None:
-        assert staged.seal is not None
-        staged.seal = replace(staged.seal, is_durable=True)
-        try:
-            await asyncio.to_thread(self._area.note, staged.seal)
-        except OSError as error:
-            _log.warning("a restart will look again whether %s is durable: %s", staged.attempt.name, error)
+        if staged.has_files:
+            await self._note_durable(staged)
+        else:
+            self._book.forget_old()
         staged.uploaded_bytes = staged.size_bytes
         staged.become(Phase.DURABLE)
         self._counters.durable += 1
         self._counters.seconds.add(max(0.0, self._wall_clock() - staged.since_unix_seconds))
         _log.info("%s of %s is durable", staged.attempt.name, staged.root)
         self._outdated()
+
+    async def _note_durable(self, staged: Staged) -> None:
+        assert staged.seal is not None
+        staged.seal = replace(staged.seal, is_durable=True)
+        try:
+            await in_thread(self._area.note, staged.seal)
+        except OSError as error:
+            _log.warning("a restart will look again whether %s is durable: %s", staged.attempt.name, error)
 
     async def _abandon(self, staged: Staged, error: ForebayError, running: "asyncio.Task[None] | None") -> None:
         if running is not None:

@@ -4,6 +4,7 @@ What only reads or decides at the destination is a procedure of the commit proto
 loop.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -26,6 +27,7 @@ from forebay_core.checkpoints.protocol import (
     read_ledger,
 )
 from forebay_core.errors import ConfigurationError, SourceError
+from forebay_core.locations import root_of
 from forebay_protos.v1 import checkpoints_pb2 as pb
 from forebay_protos.v1 import checkpoints_pb2_grpc, daemon_pb2
 from forebay_server.checkpoints.deciding import decide
@@ -138,9 +140,11 @@ class CheckpointService(checkpoints_pb2_grpc.CheckpointServiceServicer):
 
     async def DropAttempt(self, request: pb.DropAttemptRequest, context: Context) -> pb.DropAttemptResponse:
         async def work() -> pb.DropAttemptResponse:
-            desk, root = await self._root(request.root)
-            await desk.drop(root, _attempt(request.attempt))
-            return pb.DropAttemptResponse()
+            self._limits.check("characters of a root", request.root, self._limits.root)
+            desk = self._node.desk
+            # One that is known as it is named is not looked for: its file system may hang.
+            root = desk.root_of(request.root) or (await asyncio.to_thread(root_of, request.root)).url
+            return pb.DropAttemptResponse(given_up=await desk.drop(root, _attempt(request.attempt)))
 
         return await self._answer(context, work)
 

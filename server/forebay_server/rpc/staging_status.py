@@ -16,6 +16,7 @@ def staging_status(node: Node) -> pb.StagingStatus:
         path=str(desk.area.root),
         quota_bytes=desk.quota_bytes,
         used_bytes=desk.used_bytes,
+        starting=desk.is_starting,
         uploads=[
             pb.UploadStatus(
                 root=status.root,

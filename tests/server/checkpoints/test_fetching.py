@@ -7,6 +7,7 @@ import pytest
 
 from forebay_core.checkpoints.names import METADATA, Attempt, rank_manifest
 from forebay_core.checkpoints.protocol import retire
+from forebay_core.checkpoints.requests import Listed
 from forebay_core.errors import CheckpointDamaged, CheckpointNotFound, SourceUnreachable
 from forebay_server.checkpoints.destinations.driving import drive
 from forebay_server.checkpoints.fetching import Fetching
@@ -21,7 +22,7 @@ async def only_there(node: Rig, step: int = 1) -> Attempt:
     """A durable attempt of which nothing is staged."""
     this = await node.save(attempt(step))
     await node.durable(this)
-    await node.desk.drop(node.root, this)
+    await node.desk.drop(node.root.url, this)
     return this
 
 
@@ -40,6 +41,39 @@ def test_every_rank_gets_one_fetched_file(home: Path) -> None:
             again = await node.desk.fetch(node.root, this, DATA, 0)
             assert again == found[0]
             assert downloads(node) == [this.key(DATA)]
+
+    asyncio.run(run())
+
+
+def test_what_was_fetched_and_is_dropped_is_fetched_again(home: Path) -> None:
+    """It was damaged on this node's disk, say, which says nothing of what is at the destination."""
+
+    async def run() -> None:
+        async with rig(home) as node:
+            this = await only_there(node)
+            found = await node.desk.fetch(node.root, this, DATA, 0)
+            found.path.write_bytes(bytes(found.size_bytes))
+            node.desk.end_reading(node.root, this)
+            assert not await node.desk.drop(node.root.url, this)
+            again = await node.desk.fetch(node.root, this, DATA, 0)
+            assert again.path.read_bytes() == files_of(this, 0)[DATA]
+
+    asyncio.run(run())
+
+
+def test_a_commit_between_two_looks_is_not_taken_for_damage(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        async with rig(home) as node:
+            this = await only_there(node)
+            head, looks = node.root.head, []
+
+            async def before_it_came(key: str) -> Listed | None:
+                looks.append(key)
+                return None if len(looks) == 1 else await head(key)
+
+            monkeypatch.setattr(node.root, "head", before_it_came)
+            found = await node.desk.fetch(node.root, this, DATA, 0)
+            assert found.path.read_bytes() == files_of(this, 0)[DATA]
 
     asyncio.run(run())
 

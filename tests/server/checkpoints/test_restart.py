@@ -144,7 +144,7 @@ def test_what_belongs_to_no_attempt_is_removed_at_the_start(home: Path) -> None:
         async with rig(home) as node:
             this = await node.save(attempt(1))
             await node.durable(this)
-            await node.desk.drop(node.root, this)
+            await node.desk.drop(node.root.url, this)
             await node.desk.fetch(node.root, this, DATA, 0)
             assert staging(home, "fetched") == {this.name}
             begun = attempt(2)

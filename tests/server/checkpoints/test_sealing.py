@@ -87,7 +87,7 @@ def test_what_is_not_wholly_there_is_refused_in_words_and_may_be_put_right(home:
             assert says in str(caught.value)
             assert "\n" not in str(caught.value)
             assert node.desk.statuses() == []
-            await node.desk.drop(node.root, this)
+            await node.desk.drop(node.root.url, this)
             assert not directory.exists()
             again = await node.stage(this)
             await asyncio.to_thread(write, again, this, (0,), 1)

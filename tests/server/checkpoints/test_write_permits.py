@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from forebay_core.errors import AccessDenied, ConfigurationError, UnknownScheme
-from forebay_core.locations import Location
+from forebay_core.locations import Location, root_of
 from forebay_server.checkpoints.destinations.permits import WritePermits
-from forebay_server.checkpoints.destinations.registry import root_of
 from forebay_server.sources.permits import Prefix
 from tests.server.checkpoints.destinations import destinations
 

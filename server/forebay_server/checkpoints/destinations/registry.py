@@ -3,11 +3,10 @@ what was found out about it once is known. On the event loop.
 """
 
 import asyncio
-import os
 from pathlib import Path
 
 from forebay_core.errors import ConfigurationError
-from forebay_core.locations import Location, parse
+from forebay_core.locations import Location, root_of
 from forebay_server.checkpoints.destinations.base import Destination
 from forebay_server.checkpoints.destinations.file import FileDestination
 from forebay_server.checkpoints.destinations.permits import WritePermits
@@ -53,12 +52,3 @@ class Destinations:
         if not isinstance(store, S3):
             raise ConfigurationError(f"{shown(root.url)}: checkpoints cannot be kept there yet; name s3:// or file://")
         return S3Destination(store, root, self._transfers, retries=self._retries)
-
-
-def root_of(url: str) -> Location:
-    """The place of a root as it is compared: without a slash at its end, and without symbolic links."""
-    if "*" in url:
-        raise ConfigurationError(f"{shown(url)!r} is a pattern: the root of checkpoints is one place")
-    place = parse(url, purpose="keep checkpoints in")
-    path = os.path.realpath(place.path) if place.scheme == "file" else place.path.rstrip("/")
-    return Location(place.scheme, place.bucket, path)
