@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -273,6 +274,67 @@ def test_gc_keeps_what_is_asked_for_and_the_newest_two_whatever_is_asked_for(
             status, said = command.fails(name, root, "10")
             assert (status, "committed are the steps 50, 40, 20" in said) == (1, True), said
         assert "nothing had to go" in command.text("gc", root)
+
+
+def test_what_waits_for_an_upload_that_can_never_succeed_is_discarded_on_the_users_word(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CASES 39."""
+    root = home / "runs" / "a"
+    with served(home, capsys) as (_, caller, command):
+        job = Job(caller, str(root), home)
+        job.start()
+        durable = job.save(10)
+        (hidden := home / "aside").mkdir()
+        root.rename(hidden / "a")
+        root.write_text("in the way")
+        lost, other = job.seal(20), job.seal(30)
+        wrong = {
+            ("20",): "say --yes",
+            ("25", "--yes"): "no checkpoint 25 of file://",
+            ("newest", "--yes"): "neither a step nor an attempt",
+            ("g", "--yes"): "neither a step nor an attempt",
+            ("g000001", "--yes"): "give more of the name",
+            ("10", "--yes"): f"{durable.name} is durable",
+        }
+        for arguments, words in wrong.items():
+            status, said = command.fails("discard", str(root), *arguments)
+            assert (status in (1, 2), words in said) == (True, True), said
+        assert command.fails("discard", str(home / "other"), "20", "--yes")[0] == 1
+
+        status, done = command("discard", f"{root}/", "20", "--yes")
+        assert (status, done["attempt"], done["root"]) == (0, lost.name, f"file://{root}")
+        assert done["size_bytes"] > 8000
+        assert not list(job.staging.glob(f"*/*/{lost.name}"))
+        assert len(list(job.staging.glob(f"*/*/{other.name}"))) == 2
+        assert command.fails("discard", str(root), "20", "--yes")[0] == 1
+        assert "discarded" in command.text("discard", str(root), other.name, "--yes")
+
+        root.unlink()
+        (hidden / "a").rename(root)
+        later = job.save(40)
+        states = {row["step"]: row["state"] for row in command("ls", str(root))[1]["checkpoints"]}
+        assert states[10] == states[later.step] == "committed"
+        assert "committed" not in {states.get(20), states.get(30)}
+
+
+def test_what_was_discarded_is_not_taken_up_again_and_what_was_not_is(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = home / "runs" / "a"
+    with served(home, capsys) as (_, caller, command):
+        job = Job(caller, str(root), home)
+        job.start()
+        shutil.rmtree(root)
+        root.write_text("in the way")
+        job.seal(20)
+        kept = job.seal(30)
+        assert command("discard", str(root), "20", "--yes")[0] == 0
+    with served(home, capsys) as (_, _caller, command):
+        status, said = command.fails("discard", str(root), "30")
+        assert (status, kept.name in said) == (2, True), "what is there is known, however soon it is asked for"
+        status, said = command.fails("discard", str(root), "20", "--yes")
+        assert (status, "no checkpoint 20 of" in said) == (1, True)
 
 
 def test_what_is_no_root_of_checkpoints_is_said_in_one_line(

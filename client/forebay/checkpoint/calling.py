@@ -128,12 +128,6 @@ class Calls(CheckpointRoot):
         )
         self._call("SealAttempt", request, pb.SealAttemptResponse)
 
-    def drop(self, attempt: Attempt) -> None:
-        """It is not wanted any more, as far as this node goes."""
-        from forebay_protos.v1 import checkpoints_pb2 as pb
-
-        self._call("DropAttempt", pb.DropAttemptRequest(root=self.root, attempt=attempt.name), pb.DropAttemptResponse)
-
     def watch(self, attempt: Attempt) -> Generator[Fate, None, None]:
         """At once, at each change and every second or so; the last one has ended.
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from forebay.daemon.checkpoint_root import Checkpoint, Listing
+from forebay_core.checkpoints.names import Attempt
 from forebay_core.errors import CheckpointNotFound, ConfigurationError
 
 _NAMED = 8
@@ -25,18 +26,24 @@ def choose(listing: Listing, which: str | None, *, committed: bool = False) -> C
     return best
 
 
+def matching(attempts: Sequence[Attempt], which: str) -> Sequence[Attempt]:
+    """Those of a step, or the one of a name or the begin of one. Raises `ConfigurationError` for what is neither."""
+    if which.isdecimal() and which.isascii():
+        return [each for each in attempts if each.step == int(which)]
+    if not which.startswith("g") or len(which) < 2:
+        raise ConfigurationError(f"{which!r} is neither a step nor an attempt: forebay checkpoints ls names them")
+    found = [each for each in attempts if each.name.startswith(which)]
+    if len(found) > 1 and which not in {each.name for each in found}:
+        names = ", ".join(each.name for each in found[:_NAMED])
+        raise ConfigurationError(f"{which!r} is the begin of {len(found)} attempts ({names}): give more of the name")
+    return found
+
+
 def _matching(listing: Listing, which: str | None) -> Sequence[Checkpoint]:
     if which is None:
         return listing.checkpoints
-    if which.isdecimal() and which.isascii():
-        return [each for each in listing.checkpoints if each.attempt.step == int(which)]
-    if not which.startswith("g") or len(which) < 2:
-        raise ConfigurationError(f"{which!r} is neither a step nor an attempt: forebay checkpoints ls names them")
-    found = [each for each in listing.checkpoints if each.attempt.name.startswith(which)]
-    if len(found) > 1 and which not in {each.attempt.name for each in found}:
-        names = ", ".join(each.attempt.name for each in found[:_NAMED])
-        raise ConfigurationError(f"{which!r} is the begin of {len(found)} attempts ({names}): give more of the name")
-    return found
+    found = set(matching([each.attempt for each in listing.checkpoints], which))
+    return [each for each in listing.checkpoints if each.attempt in found]
 
 
 def _said(which: str | None) -> str:

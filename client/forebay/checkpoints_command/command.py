@@ -17,6 +17,7 @@ from forebay.checkpoints_command import tables
 from forebay.checkpoints_command.asking import Checkpoints
 from forebay.checkpoints_command.chosen import choose
 from forebay.checkpoints_command.contents import where
+from forebay.checkpoints_command.discarding import discard as discard_attempt
 from forebay.checkpoints_command.showing import show_document
 from forebay.checkpoints_command.verifying import print_verified, verified
 from forebay.command_options import AddressOption, JsonOption
@@ -162,6 +163,26 @@ def gc(
         print_json({"dry_run": dry_run, "removed": [dataclasses.asdict(each) for each in removed]})
     else:
         tables.print_removed(make_console(sys.stdout), removed, dry_run=dry_run)
+
+
+@app.command()
+def discard(
+    root: RootArgument,
+    which: Annotated[str, typer.Argument(metavar="STEP|ATTEMPT", help="A step, or an attempt's name or its begin.")],
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="It is meant: what is on this node is lost for good.")] = False,
+    address: AddressOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give up a checkpoint that waits on this node for an upload that can never succeed. Nothing durable is touched.
+
+    The destination need not be there any more. Each further node that holds a part of it is to be told too.
+    """
+    found = discard_attempt(_client(address), root, which, is_meant=yes)
+    if as_json:
+        print_json(dataclasses.asdict(found))
+    else:
+        print(printable(f"discarded {found.attempt} of {found.root}: {size(found.size_bytes)} on this node"))
 
 
 @app.command()

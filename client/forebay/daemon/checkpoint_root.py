@@ -144,6 +144,16 @@ class CheckpointRoot:
         request = pb.DecideRequest(root=self.root, attempt=attempt.name, state=state.value, reason=reason)
         return self._call("Decide", request, pb.DecideResponse).state
 
+    def drop(self, attempt: Attempt) -> bool:
+        """It is not wanted any more, as far as this node goes: what is staged of it and not durable is lost.
+
+        Whether that was so: it was sealed, and not durable.
+        """
+        from forebay_protos.v1 import checkpoints_pb2 as pb
+
+        request = pb.DropAttemptRequest(root=self.root, attempt=attempt.name)
+        return self._call("DropAttempt", request, pb.DropAttemptResponse).given_up
+
     def fetch(self, attempt: Attempt, file: str, *, wait_seconds: float = 0.0) -> tuple[Path, bool]:
         """A file of the attempt on this node, and whether it was staged here. `CheckpointNotFound` where it is not
         there within `wait_seconds`."""

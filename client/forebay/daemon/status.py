@@ -92,13 +92,14 @@ class UploadStatus:
 @dataclass(frozen=True)
 class StagingStatus:
     """Where checkpoints are before they are at their destination; `path` is empty where there is no place, and `reason`
-    says why."""
+    says why. While it is `starting` there may be more uploads than it knows of yet."""
 
     path: str
     reason: str
     quota_bytes: int
     used_bytes: int
     uploads: tuple[UploadStatus, ...]
+    starting: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,7 @@ def _staging(message: "StagingMessage") -> StagingStatus:
         quota_bytes=message.quota_bytes,
         used_bytes=message.used_bytes,
         uploads=tuple(UploadStatus(**_fields(UploadStatus, upload)) for upload in message.uploads),
+        starting=message.starting,
     )
 
 
