@@ -1,17 +1,20 @@
 """`forebay.Checkpointer` on real ranks, with real daemons and destinations: save, local, durable, restore."""
 
+import logging
 import os
 import platform
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from forebay import SAMPLE_ID, Checkpointer
 from forebay.checkpoint.ledger import events_of
 from forebay.digest import SampleDigest
 from forebay_core.checkpoints.documents import RankManifest
-from tests.integration.training import Job, alone, assert_same, run
+from tests.integration.training import Job, alone, assert_same, loader_of, run
 from tests.server.daemons import daemon
 from tests.support.ranks import Ranks
 from tests.support.seaweedfs import Bucket
@@ -103,3 +106,43 @@ def test_the_active_run_gets_what_saves_cost_and_the_ledger_what_was_handed_out(
     assert (begun["event"], begun["world_size"], saved["event"], ended["event"]) == ("began", 1, "saved", "ended")
     assert (saved["step"], saved["position"]["position"], saved["digest"]["samples"]) == (1, 24, 24)
     assert saved["durable_seconds"] == ran.seconds[0][2]
+
+
+def by_hand(job: Job, steps: int, *, has_optimizer: bool = False) -> list[tuple[list[int], str]]:
+    """Changes the weights without an optimizer's step, saves as the job says: samples and weights by step."""
+    torch.manual_seed(1)
+    model, seen = torch.nn.Linear(1, 1), []
+    optimizer = torch.optim.SGD(model.parameters()) if has_optimizer else None
+    with (
+        closing(loader_of(job, 0)) as loader,
+        Checkpointer(job.root, model=model, optimizer=optimizer, loader=loader, address=job.addresses[0]) as saver,
+    ):
+        restored = saver.restore()
+        first = restored.step + 1 if restored else 1
+        if restored is not None:
+            assert restored.digest is not None
+            assert restored.digest.samples == 12 * restored.step
+        for step, batch in zip(range(first, first + steps), loader, strict=False):
+            saver.wait_staged()
+            with torch.no_grad():
+                model.weight.add_(batch["value"].mean() * torch.rand(1))
+            seen.append((batch[SAMPLE_ID].tolist(), float(model.weight.item()).hex()))
+            saver.save(step, force=step in job.saves)
+    return seen
+
+
+def test_without_an_optimizer_training_goes_on_behind_all_that_was_handed_out(job: Job, home: Path) -> None:
+    reference = by_hand(replace(job, root=f"{home}/reference", saves=[]), 6)
+    assert by_hand(replace(job, saves=[3]), 3) == reference[:3]
+    assert by_hand(replace(job, saves=[4]), 1) == reference[3:4]
+    assert by_hand(replace(job, saves=[]), 2) == reference[4:]
+
+
+def test_whose_optimizer_never_steps_is_told_once_that_the_position_stays(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "forebay.checkpoint"):
+        by_hand(replace(job, saves=[2]), 2, has_optimizer=True)
+        assert "none of the optimizers given has stepped" not in caplog.text
+        by_hand(replace(job, root=f"{job.root}-2", saves=[2, 3, 4]), 4, has_optimizer=True)
+    assert caplog.text.count("none of the optimizers given has stepped") == 1

@@ -50,6 +50,11 @@ _WHEN_FULL = ("block", "skip", "fail")
 _LEAVING_SECONDS = 30.0
 #: As torch's own groups have.
 TIMEOUT_SECONDS = 1800.0
+_BEHIND = (
+    "batches were handed out between two saves, and none of the optimizers given has stepped since before both: the "
+    "position saved stays at their last step, or at the start. If something else changes the weights, give as "
+    "optimizer= what does, or nothing"
+)
 
 
 def checked_step(step: int) -> int:
@@ -79,7 +84,8 @@ class Checkpointer:
 
     Args:
         model, optimizer: one, or several in a list or a dict by name. Plain, under DDP, fully_shard or HSDP.
-        loader: whose position is kept: a forebay loader, or what has `state_dict()` of JSON values.
+        loader: whose position is kept: a forebay loader, or what has `state_dict()` of JSON values. The position is
+            that of the last step of an optimizer given; without any, where the loader is at the save.
         objects: what else is kept, by name: schedulers, scalers, dicts. Of rank 0; JSON values and tensors.
         save_every_steps, save_every_seconds: when `save(step)` does save: at the steps that are multiples, and once the
             time has passed since the save before, by rank 0's clock. Neither: only with `force=True`.
@@ -132,7 +138,7 @@ class Checkpointer:
         self._parts = Parts(models, TrainingState(models, optimizers), loader, checked(objects))
         self._calls = Calls(DaemonClient(address), self.root)
         self._timeout_seconds = timeout_seconds
-        self._places, self._guard = Places(loader), Guard()
+        self._places, self._guard = Places(loader, has_optimizers=bool(optimizers)), Guard()
         self._hooks = StepHooks(list(optimizers.values()), before=self._guard.wait, after=self._places.stepped)
         self._unwatch = loader.watch(self._asked) if hasattr(loader, "watch") else lambda: None
         self._reports = SaveReports(report_to)
@@ -144,6 +150,7 @@ class Checkpointer:
         self._forced: list[SaveHandle] = []
         self._preemption: Preemption | None = None
         self._is_closed = False
+        self._warn_once = cache(_log.warning)
         exits.opened(self)
 
     @property
@@ -349,6 +356,8 @@ class Checkpointer:
     def _take(self, job: Job, step: int, *, force: bool) -> SaveHandle:
         assert self._start is not None
         place, kept, start = self._looked_at(job)
+        if self._places.is_behind and job.ranks.rank == 0:
+            self._warn_once(_BEHIND)
         job.stager.release()
         handle = SaveHandle(self._start.attempt(step), position=place.loader)
         staging = start()

@@ -36,7 +36,7 @@ class SaveHandle:
     ) -> None:
         self.attempt = attempt
         self.position = position
-        """The loader's state at the last optimizer step; None without a loader."""
+        """The loader's state at the last optimizer step, at the save without optimizers; None without a loader."""
         self.digest: SampleDigest | None = None
         """Of all samples handed out up to there, by all ranks; None before it is staged, and where it is not known."""
         self._clock = clock

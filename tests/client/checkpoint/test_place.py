@@ -42,9 +42,9 @@ def random_of(places: Places) -> Any:
     return places.now().random
 
 
-def started(loader: Loader) -> tuple[Places, Draws]:
+def started(loader: Loader, *, has_optimizers: bool = True) -> tuple[Places, Draws]:
     draws = Draws()
-    places = Places(loader, draws)
+    places = Places(loader, draws, has_optimizers=has_optimizers)
     if isinstance(loader, Watched):
         loader.watch(places.asked)
     return places, draws
@@ -108,3 +108,45 @@ def test_without_a_loader_the_random_states_of_the_save_count() -> None:
     places.stepped()
     draws.drawn = 3
     assert (places.now().loader, random_of(places)) == (None, 3)
+
+
+def test_without_optimizers_all_that_was_handed_out_is_applied() -> None:
+    for loader in (Watched(), Loader()):
+        places, draws = started(loader, has_optimizers=False)
+        for number in range(1, 4):
+            loader.next()
+            draws.drawn = number
+            assert (random_of(places), places.now().loader) == (number, {"batches": number})
+            assert not places.is_behind
+
+
+def test_saves_stay_behind_where_batches_are_handed_out_between_them_and_nothing_steps() -> None:
+    loader = Watched()
+    places, _ = started(loader)
+
+    def saves_behind() -> bool:
+        places.now()
+        return places.is_behind
+
+    for begins_anew in (places.stepped, places.moved):
+        loader.next()
+        loader.next()
+        assert not saves_behind(), "gradients may accumulate before the first step"
+        assert not saves_behind(), "saved twice at the same batch"
+        loader.next()
+        assert saves_behind()
+        begins_anew()
+        assert not saves_behind()
+
+
+def test_a_loader_that_is_not_watched_is_behind_only_after_a_step() -> None:
+    loader = Loader()
+    places, _ = started(loader)
+    found = []
+    for number in range(6):
+        loader.next()
+        if number == 2:
+            places.stepped()
+        found.append((places.now().loader, places.is_behind))
+    assert [place["batches"] for place, _ in found if place] == [1, 2, 3, 3, 3, 3]
+    assert [is_behind for _, is_behind in found] == [False, False, False, False, True, True]
