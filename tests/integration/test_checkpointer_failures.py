@@ -217,6 +217,31 @@ def test_a_restart_on_the_same_node_needs_no_store_that_takes_uploads(
         )
 
 
+def test_a_restart_of_the_daemon_while_the_store_is_away_fails_no_save(
+    home: Path, bucket: Bucket, counting_proxy: CountingProxy
+) -> None:
+    """The daemon is asked again, and nothing of the store: its upload goes on until that works."""
+    denied = Fault(status=403, body=b"<Error><Code>AccessDenied</Code></Error>")
+    environment = {**os.environ, **bucket.server.environment(), "AWS_ENDPOINT_URL": counting_proxy.endpoint}
+    with daemon(home, name="d5", env=environment) as node:
+        checkpointer, model, optimizer = made(bucket.uri("a"), str(node.socket))
+        checkpointer.restore()
+        counting_proxy.fault = lambda request: denied if "/attempts/" in request.key else None
+        step(model, optimizer)
+        handle = checkpointer.save(1, force=True)
+        assert handle is not None
+        handle.wait("local", timeout=SECONDS)
+        counting_proxy.fault = lambda _: denied
+    with daemon(home, name="d5", env=environment), checkpointer:
+        uploads = checkpointer._calls.uploads
+        eventually(lambda: any(each.error_message for each in uploads().values()), SECONDS, "a try that failed")
+        with pytest.raises(TimeoutError):
+            handle.wait("durable", timeout=3)
+        checkpointer.poll()
+        counting_proxy.fault = lambda _: None
+        handle.wait("durable", timeout=SECONDS)
+
+
 def test_a_backlog_of_uploads_skips_those_that_newer_ones_make_needless_and_that_is_no_failure(
     home: Path, bucket: Bucket, counting_proxy: CountingProxy
 ) -> None:

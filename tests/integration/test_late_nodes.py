@@ -106,7 +106,7 @@ def test_who_asks_again_after_a_checkpoint_was_retired_hears_that_it_was_durable
     eventually(lambda: states(address, root).get(first.attempt) != State.COMMITTED, SECONDS, "the retention")
     calls = Calls(DaemonClient(address), root)
     eventually(lambda: first.attempt not in staged(address, root), SECONDS, "its staged copy to go")
-    *_, fate = calls.watch(first.attempt)
+    *_, fate = calls.watch(first.attempt, threading.Event())
     assert fate.error is None
     assert fate.is_durable
 

@@ -33,7 +33,7 @@ from forebay.checkpoint.staging import Staged, Staging
 from forebay.daemon.checkpoint_root import Place
 from forebay_core.checkpoints.documents import SUPERSEDED, FileRecord
 from forebay_core.checkpoints.names import METADATA, OBJECTS, Attempt, rank_data
-from forebay_core.errors import CheckpointError, ForebayError, one_line
+from forebay_core.errors import CheckpointError, DaemonError, ForebayError, one_line
 
 _log = logging.getLogger("forebay.checkpoint")
 #: Headers of items, `.metadata`, positions and manifests, beside the tensors.
@@ -177,14 +177,18 @@ class Writer:
 
 def watch(calls: Calls, attempt: Attempt, is_ended: threading.Event) -> bool:
     """Until it is durable; False where nobody wants to know any more. Raises why it will not be."""
-    with closing(calls.watch(attempt)) as fates:
-        for fate in fates:
-            if fate.error is not None:
-                raise Passed(str(fate.error)) if SUPERSEDED in str(fate.error) else fate.error
-            if fate.is_durable:
-                return True
-            if is_ended.is_set():
-                return False
+    try:
+        with closing(calls.watch(attempt, is_ended)) as fates:
+            for fate in fates:
+                if fate.error is not None:
+                    raise Passed(str(fate.error)) if SUPERSEDED in str(fate.error) else fate.error
+                if fate.is_durable:
+                    return True
+                if is_ended.is_set():
+                    return False
+    except DaemonError:
+        if not is_ended.is_set():
+            raise
     return False
 
 

@@ -4,6 +4,8 @@ Room is waited for in slices, so that no call lasts for as long as there is none
 """
 
 import json
+import logging
+import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +15,24 @@ from forebay.daemon import channel
 from forebay.daemon.checkpoint_root import CheckpointRoot, Place, method_of
 from forebay.daemon.status import UploadStatus
 from forebay_core.checkpoints.names import Attempt
-from forebay_core.errors import CheckpointError, DaemonError, DaemonUnavailable, StagingFull, by_name, one_line
+from forebay_core.errors import (
+    CheckpointError,
+    DaemonError,
+    DaemonUnavailable,
+    SourceError,
+    StagingFull,
+    by_name,
+    one_line,
+)
 
 if TYPE_CHECKING:
     from forebay_protos.v1 import checkpoints_pb2 as pb
 
+_log = logging.getLogger("forebay.checkpoint")
 WhenFull = Literal["block", "skip", "fail"]
 _SLICE_SECONDS = 20.0
+#: Before a watch that was cut off is begun again.
+_AGAIN_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +141,13 @@ class Calls(CheckpointRoot):
         )
         self._call("SealAttempt", request, pb.SealAttemptResponse)
 
-    def watch(self, attempt: Attempt) -> Generator[Fate, None, None]:
-        """At once, at each change and every second or so; the last one has ended.
+    def watch(self, attempt: Attempt, is_ended: threading.Event) -> Generator[Fate, None, None]:
+        """At once, at each change and every second or so; the last one has ended, or nobody wants to know any more.
 
-        Who stops listening closes it. A restarted daemon is asked again.
+        Who stops listening closes it. After a fork or a restart the daemon is asked again, and so is one that knows the
+        attempt by its destination alone, for as long as that does not answer: neither says that anything is lost.
+
+        Raises `DaemonUnavailable` where no daemon comes back.
         """
         while True:
             try:
@@ -140,7 +156,11 @@ class Calls(CheckpointRoot):
                     if fate.ended:
                         return
             except DaemonUnavailable:
-                self.open()  # rides until a daemon answers, or raises
+                self._client.status(is_ended=is_ended.is_set)  # waits until a daemon answers, or raises
+            except SourceError as error:
+                _log.debug("it is not known whether %s is durable: %s", attempt.name, one_line(error))
+            if is_ended.wait(_AGAIN_SECONDS):
+                return
 
     def _watch_once(self, attempt: Attempt) -> Iterator[Fate]:
         from forebay_protos.v1 import checkpoints_pb2 as pb

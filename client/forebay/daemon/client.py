@@ -112,11 +112,11 @@ class DaemonClient:
         copy = copies.copied(lambda file: self.read("ReadManifest", wanted, pb.ReadManifestResponse, file))
         return OpenedDataset(answer.dataset_id, Path(copy.path), copy.inode, copy.size, *asked_for, copy)
 
-    def status(self) -> StatusSnapshot:
-        """What the daemon holds and does. Raises `DaemonUnavailable`, `DaemonError`."""
+    def status(self, *, is_ended: Callable[[], bool] = _never) -> StatusSnapshot:
+        """What the daemon holds and does. Raises `DaemonUnavailable`, `DaemonError`, which also once it is ended."""
         from forebay_protos.v1 import daemon_pb2 as pb
 
-        return snapshot(self.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse))
+        return snapshot(self.call("GetStatus", pb.GetStatusRequest(), pb.GetStatusResponse, is_ended=is_ended))
 
     def status_now(self, timeout_seconds: float = 2.0) -> StatusSnapshot:
         """The same in one try, without waiting for a daemon or starting one."""

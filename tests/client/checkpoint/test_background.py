@@ -27,7 +27,7 @@ class Watched:
     def __init__(self) -> None:
         self.asked: list[Attempt] = []
 
-    def watch(self, attempt: Attempt) -> Iterator[Fate]:
+    def watch(self, attempt: Attempt, is_ended: threading.Event) -> Iterator[Fate]:
         self.asked.append(attempt)
         while True:
             yield Fate()
