@@ -148,13 +148,18 @@ def test_a_job_that_ends_before_its_uploads_says_which_are_left_and_what_they_me
         for number in range(2):
             step(model, optimizer)
             checkpointer.save(number, force=True)
-        for handle in checkpointer.pending:
+        handles = checkpointer.pending
+        for handle in handles:
             handle.wait("local", timeout=SECONDS)
         uploads = checkpointer._calls.uploads
         eventually(lambda: any(each.error_message for each in uploads().values()), SECONDS, "a try that failed")
     said = [each.getMessage() for each in caplog.records if "is not durable yet" in each.getMessage()]
     assert [line.partition(" is not")[0] for line in said] == ["step 0", "step 1"]
     assert all("is in the way" in line and "the daemon goes on trying" in line for line in said)
+    assert len(said) == len(caplog.records)
+    for handle in handles:
+        with pytest.raises(forebay.CheckpointError, match=f"closed before.*forebay checkpoints ls {root}"):
+            handle.wait("durable", timeout=SECONDS)
     (home / "root/attempts").unlink()
 
 

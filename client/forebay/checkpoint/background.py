@@ -73,14 +73,15 @@ class Background:
             raise
 
     def close(self) -> None:
-        """Nobody wants to know any more. Idempotent."""
+        """Nobody wants to know any more: who waits until a save is durable is told that. Idempotent."""
         self._is_ended.set()
         deadline = time.monotonic() + _END_SECONDS
         self._is_free.wait(_END_SECONDS)  # what is local is not watched yet
         with self._lock:
-            watches = list(self._watches.values())
-        for thread in watches:
+            watches = dict(self._watches)
+        for handle, thread in watches.items():
             thread.join(max(0.0, deadline - time.monotonic()))
+            self._unknown(handle)
 
     def _write(self, work: Work) -> None:
         handle = work.handle
@@ -103,11 +104,23 @@ class Background:
                 handle.reach("durable")
                 self._failures.succeeded()
                 self._told(handle, "durable")
+            else:
+                self._unknown(handle)
         except Exception as error:
             self._failed(handle, error)
         finally:
             with self._lock:
                 self._watches.pop(handle, None)
+
+    def _unknown(self, handle: SaveHandle) -> None:
+        """It is local, and no failure of anybody's; nothing where it has ended."""
+        handle.fail(
+            CheckpointError(
+                f"the checkpointer was closed before it was known whether step {handle.step} is durable: the node's "
+                "daemon goes on uploading it, and forebay status and "
+                f"forebay checkpoints ls {self._calls.root} say how it fares"
+            )
+        )
 
     def _failed(self, handle: SaveHandle, error: Exception) -> None:
         if isinstance(error, Passed):

@@ -6,7 +6,8 @@ Made on the trainer's thread; the futures are settled by the threads that write 
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Any, Literal
 
 from forebay.digest import SampleDigest
@@ -100,14 +101,17 @@ class SaveHandle:
             self._blocked += seconds
 
     def reach(self, point: Point) -> None:
-        """The point is reached."""
+        """The point is reached; nothing where it was given up before."""
         self._seconds[point] = self._clock() - self._began
-        self._futures[point].set_result(None)
+        try:
+            self._futures[point].set_result(None)
+        except InvalidStateError:
+            del self._seconds[point]
 
     def fail(self, error: BaseException) -> None:
         """No further point will be reached."""
         for future in self._futures.values():
-            if not future.done():
+            with suppress(InvalidStateError):
                 future.set_exception(error)
 
     def __repr__(self) -> str:

@@ -11,6 +11,8 @@ from forebay.checkpoint.calling import Fate
 from forebay.checkpoint.failures import Failures
 from forebay.checkpoint.handle import Point, SaveHandle
 from forebay_core.checkpoints.names import Attempt
+from forebay_core.errors import CheckpointError
+from tests.support.processes import eventually
 
 
 class Written:
@@ -23,6 +25,8 @@ class Written:
 
 class Watched:
     """A daemon with which every attempt is still on its way."""
+
+    root = "s3://bucket/a"
 
     def __init__(self) -> None:
         self.asked: list[Attempt] = []
@@ -51,6 +55,41 @@ def test_closing_in_the_moment_in_which_a_save_becomes_local_leaves_no_thread() 
     assert daemon.asked == [handle.attempt], "its watch has been begun before the closing was done"
     assert "forebay-upload-watch" not in {thread.name for thread in threading.enumerate()}
     going_on.join()
+
+
+class Silent(Watched):
+    """A daemon that says nothing, and at last that all is durable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_say = threading.Event()
+
+    def watch(self, attempt: Attempt, is_ended: threading.Event) -> Iterator[Fate]:
+        assert self.may_say.wait(20)
+        yield Fate(is_durable=True)
+
+
+@pytest.mark.parametrize("daemon", [Watched(), Silent()], ids=["on its way", "silent"])
+def test_who_waits_for_a_save_whose_checkpointer_was_closed_is_told_so_and_it_is_no_failure(
+    daemon: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures, told = Failures("raise"), []
+    background = Background(Written(), daemon, failures, lambda _, point: told.append(point))  # type: ignore[arg-type]
+    handle = SaveHandle(Attempt(1, 10, "0" * 12))
+    background.begin(Work(handle, staging=None, data=None, objects=None, supersedes=False))  # type: ignore[arg-type]
+    handle.wait("local", 20)
+    background.close()
+    with pytest.raises(CheckpointError, match=r"whether step 10 is durable: .* ls s3://bucket/a say how it fares$"):
+        handle.wait("durable", 0)
+    if isinstance(daemon, Silent):
+        daemon.may_say.set()
+    eventually(lambda: "forebay-upload-watch" not in {each.name for each in threading.enumerate()}, 20, "its end")
+    assert handle.durable.exception() is not None, "what was told is not taken back"
+    assert handle.durable_seconds is None
+    failures.poll()
+    assert failures.total == 0
+    assert None not in told
+    assert not caplog.records
 
 
 class Full(Written):
