@@ -147,6 +147,23 @@ def test_an_interrupt_of_the_wait_at_the_exit_leaves_it_a_last_while(home: Path,
     assert "is lost" not in said
 
 
+def test_a_checkpoint_that_is_written_at_the_exit_becomes_local_though_forebay_was_imported_first(
+    home: Path, address: str
+) -> None:
+    """Before Python's thread pools, which are closed at the exit in the reverse order of their import."""
+    let_go = home / "let-go"
+    program = f"from forebay import Checkpointer\n{PROGRAM}"
+    command = [sys.executable, "-c", program, f"{home}/root", address, str(let_go)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = until(process.stderr, "waiting until its last checkpoint is local")
+        let_go.touch()
+        said += process.stderr.read()
+    assert process.returncode == 0, said
+    assert "failed" not in said
+    assert "is lost" not in said
+
+
 def until(lines: IO[str], awaited: str) -> str:
     """What is said up to the line that holds this."""
     said = ""

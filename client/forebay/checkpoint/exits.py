@@ -5,6 +5,7 @@ wherever they are. So what is being written gets a last while here, and what fai
 to be before Python's thread pools are closed, which write the files: an `atexit` function comes after.
 """
 
+import concurrent.futures.thread  # noqa: F401  registers what closes the pools: what comes later is called before
 import logging
 import os
 import threading
