@@ -1,5 +1,6 @@
 """What one rank alone gets wrong in a save is told to all, and the next save is as if it had not been."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,8 @@ import pytest
 import torch
 
 import forebay
+from forebay.daemon.disks import Disks
+from forebay_core.node_layout import ATTEMPTS_DIRECTORY, DISK_ID_FILE
 from tests.client.checkpoint.rank_programs import Trainer
 from tests.support.ranks import Ranks
 
@@ -41,6 +44,51 @@ def test_what_one_rank_cannot_save_fails_on_all_and_the_next_save_is_whole(
     for rank, (first, second) in enumerate(ranks.run(2, saves_badly_and_well, f"{home}/root", address, bad)):
         assert "weight.bad is a list" in first, rank
         assert not second
+
+
+def saves_where_one_sees_no_staging(
+    rank: int, root: str, address: str, blind: int, seen: str
+) -> tuple[str, float, list[str]]:
+    """What the first of two saves came to, after how long, and what is left of it.
+
+    Rank `blind` takes the directory `seen` for the staging disk, until the second.
+    """
+    told, began = "", time.monotonic()
+    with forebay.Checkpointer(
+        root, model=torch.nn.Linear(2, 2), address=address, on_failure="warn", timeout_seconds=60
+    ) as checkpointer:
+        checkpointer.restore()
+        staging, client = checkpointer._calls.open().staging, checkpointer._calls._client
+        if rank == blind:
+            (Path(seen) / DISK_ID_FILE).write_text(staging.disk_id)
+            client.disks.learn([(staging.disk_id, seen)])
+        first = checkpointer.save(1, force=True)
+        assert first is not None
+        told, seconds = str(first.local.exception(80)), time.monotonic() - began
+        torch.distributed.barrier()
+        left = [str(each) for each in Path(staging.path).rglob(f"*{first.attempt.name}*")]
+        client.disks = Disks({})
+        client.disks.learn([(staging.disk_id, staging.path)])
+        second = checkpointer.save(2, force=True)
+        assert second is not None
+        second.wait("durable", timeout=60)
+    return told, seconds, left
+
+
+@pytest.mark.parametrize("blind", [0, 1])
+@pytest.mark.parametrize(
+    ("has_attempts", "said"), [(False, "is not visible here"), (True, "cannot be written: No such")]
+)
+def test_a_rank_that_does_not_see_the_staging_directory_fails_the_save_of_all_at_once(
+    home: Path, address: str, ranks: Ranks, blind: int, has_attempts: bool, said: str
+) -> None:
+    """As one whose container lacks it, or that has no descriptors left; the others would wait until the timeout."""
+    seen = home / "seen"
+    (seen / (ATTEMPTS_DIRECTORY if has_attempts else "nothing")).mkdir(parents=True)
+    for told, seconds, left in ranks.run(2, saves_where_one_sees_no_staging, f"{home}/root", address, blind, str(seen)):
+        assert said in told
+        assert seconds < 30
+        assert not left
 
 
 def test_a_step_that_is_no_whole_number_is_refused_before_anything_begins(home: Path, address: str) -> None:

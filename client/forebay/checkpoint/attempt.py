@@ -11,7 +11,7 @@ import os
 import platform
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
@@ -112,13 +112,9 @@ class Writer:
     def _directory(self, attempt: Attempt, sizes: Sequence[int]) -> Iterator[Path]:
         """This node's directory of the attempt, held until the block ends so that the daemon knows who writes."""
         place = self._begun(attempt, sum(sizes[rank] for rank in self._part.ranks))
-        directory = self._calls.locate(place)
-        held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(held, fcntl.LOCK_SH)
-            yield directory
-        finally:
-            os.close(held)
+        with ExitStack() as holding:
+            found = self._group.together(lambda: holding.enter_context(_held(self._calls.locate(place))))
+            yield found[self._group.rank]
 
     def _begun(self, attempt: Attempt, size_bytes: int) -> Place:
         is_said = False
@@ -190,6 +186,18 @@ def watch(calls: Calls, attempt: Attempt, is_ended: threading.Event) -> bool:
         if not is_ended.is_set():
             raise
     return False
+
+
+@contextmanager
+def _held(directory: Path) -> Iterator[Path]:
+    with writing_to(directory):
+        held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with writing_to(directory):
+            fcntl.flock(held, fcntl.LOCK_SH)
+        yield directory
+    finally:
+        os.close(held)
 
 
 def _write_data(directory: Path, data: RankData, rank: int) -> FileRecord:
