@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from forebay.checkpoint.checkpointer import Checkpointer
+from forebay.daemon.checkpoint_root import CheckpointRoot
 from forebay_core.checkpoints.documents import Decision, State
-from forebay_core.checkpoints.names import parse_attempt
+from forebay_core.checkpoints.names import Attempt, parse_attempt
 from forebay_core.errors import CheckpointDamaged, CheckpointFenced, CheckpointNotFound, StateMismatch
 from tests.integration.training import Job, Net, alone, assert_same, loader_of, model_of, run
 from tests.server.daemons import daemon
@@ -94,6 +95,36 @@ def test_damage_to_what_is_staged_alone_costs_a_read_from_the_destination(job: J
     assert (again.restored.step, again.restored.source) == (1, "durable")
     assert states(home / "root") == {1: State.COMMITTED}
     assert_same(again, reference)
+
+
+@pytest.mark.parametrize("file", ["__0_0.distcp", ".metadata"])
+def test_a_node_that_damages_what_it_reads_takes_no_checkpoint_from_the_others(
+    job: Job, home: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """CASES 46."""
+    reference = alone(replace(job, steps=6, saves=[1, 3]))
+    root = home / "elsewhere"
+    shutil.copytree(home / "root", root)
+    fetch = CheckpointRoot.fetch
+
+    def damaging(self: CheckpointRoot, attempt: Attempt, name: str, **options: Any) -> tuple[Path, bool]:
+        path, is_staged = fetch(self, attempt, name, **options)
+        if name == file and attempt.step == 3:
+            path.chmod(0o600)
+            path.write_bytes(bytes(path.stat().st_size))
+        return path, is_staged
+
+    with monkeypatch.context() as damaged:
+        damaged.setattr(CheckpointRoot, "fetch", damaging)
+        here = alone(replace(job, root=str(root), steps=2, saves=[]))
+    assert here.restored is not None
+    assert here.restored.step == 1
+    assert "was passed over and is not marked: it is whole at the destination" in here.restored.notes[0]
+    assert states(root) == {1: State.COMMITTED, 3: State.COMMITTED}
+    there = alone(replace(job, root=str(root), steps=2, saves=[]))
+    assert there.restored is not None
+    assert there.restored.step == 3
+    assert_same(there, reference)
 
 
 def test_where_all_checkpoints_are_damaged_training_is_not_begun_anew_in_silence(job: Job, home: Path) -> None:

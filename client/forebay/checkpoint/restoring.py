@@ -2,9 +2,11 @@
 
 All ranks choose the same from what all nodes see. Each takes every file from its node's staging directory, else from
 the destination, else waits while the node that has it uploads it first. Where one rank finds damage, all give the
-checkpoint up: with a good copy at the destination the staged ones are dropped and it is read again; else it is marked
-as quarantined, and the one before is next. The loader is placed first, so that its daemon fetches what comes next while
-the model loads; the random states are put back last. On the trainer's thread, over `control`.
+checkpoint up: with a good copy at the destination those of the nodes are dropped and it is read again; then the one
+before is next, and this one is marked as quarantined unless it is whole at the destination, which every byte of it is
+read for: a node that damages what it reads must not take checkpoints from all others. The loader is placed first, so
+that its daemon fetches what comes next while the model loads; the random states are put back last. On the trainer's
+thread, over `control`.
 """
 
 import logging
@@ -90,7 +92,7 @@ class Restorer:
                 restored = self._go_on_from(chosen)
                 return restored if step is not None else self._told(restored, seen.passed_over(chosen.attempt))
             except CheckpointDamaged as error:
-                self._quarantine(chosen, error)
+                self._give_up(chosen, error)
                 damaged.add(chosen.attempt)
             except CheckpointNotFound as error:
                 if listings == _LISTINGS:
@@ -131,7 +133,7 @@ class Restorer:
             if not chosen.is_durable:
                 raise
             self._warn(
-                "%s: %s; what is staged of it is dropped, and it is read from the destination",
+                "%s: %s; what this node has of it is dropped, and it is read from the destination",
                 *(chosen.attempt.name, one_line(error)),
             )
             self._on_each_node(lambda: self._site.calls.end_reading(chosen.attempt))
@@ -223,9 +225,31 @@ class Restorer:
             f"anew on all of them"
         )
 
-    def _quarantine(self, chosen: Candidate, error: CheckpointDamaged) -> None:
+    def _give_up(self, chosen: Candidate, error: CheckpointDamaged) -> None:
         attempt, why = chosen.attempt, one_line(error)
+        if chosen.is_durable and self._is_whole_there(attempt):
+            self._note(
+                f"step {attempt.step} of generation {attempt.generation} was passed over and is not marked: it is whole"
+                f" at the destination, and damaged where it was read ({why}); look at the nodes' disks and memory"
+            )
+            return
         self._note(f"step {attempt.step} of generation {attempt.generation} is damaged and was passed over: {why}")
+        self._quarantine(attempt, why)
+
+    def _is_whole_there(self, attempt: Attempt) -> bool:
+        """Whether every byte at the destination is as it was written."""
+
+        def look() -> bool:
+            if self._group.rank != 0:
+                return False
+            try:
+                return not any(step.fault for step in self._site.calls.verify(attempt, deep=True))
+            except CheckpointNotFound:
+                return False
+
+        return self._group.together(look)[0]
+
+    def _quarantine(self, attempt: Attempt, why: str) -> None:
         try:
             state = self._group.together(
                 lambda: self._site.calls.decide(attempt, State.QUARANTINED, why) if self._group.rank == 0 else ""

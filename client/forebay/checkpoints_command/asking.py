@@ -4,15 +4,14 @@ An embedded daemon is started where none runs: only a daemon has the credentials
 asked for by its address is not waited for.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeVar
 
-from forebay.daemon import channel
-from forebay.daemon.checkpoint_root import CheckpointRoot, method_of
+from forebay.daemon.checkpoint_root import CheckpointRoot
 from forebay_core.checkpoints.documents import Generation
 from forebay_core.checkpoints.names import Attempt
 from forebay_core.errors import CheckpointError
@@ -20,17 +19,6 @@ from forebay_core.errors import CheckpointError
 #: Small files of one attempt that are fetched side by side.
 _AT_ONCE = 8
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True)
-class VerifyStep:
-    """A file that was looked at; `fault` is empty where it is as it was written."""
-
-    file: str
-    size_bytes: int
-    fault: str
-    files_done: int
-    files_total: int
 
 
 @dataclass(frozen=True)
@@ -45,16 +33,6 @@ class Removed:
 
 class Checkpoints(CheckpointRoot):
     """One root, as it is looked at and tidied up."""
-
-    def verify(self, attempt: Attempt, *, deep: bool) -> Iterator[VerifyStep]:
-        """The files of an attempt, one after the other as they are looked at."""
-        from forebay_protos.v1 import checkpoints_pb2 as pb
-
-        request = pb.VerifyCheckpointRequest(root=self.root, attempt=attempt.name, deep=deep)
-        socket = self._client.address.socket
-        method = method_of("VerifyCheckpoint")
-        for step in channel.answers(socket, method, request, pb.VerifyCheckpointResponse):
-            yield VerifyStep(step.file, step.size_bytes, step.fault, step.files_done, step.files_total)
 
     def collect(
         self, *, keep_last: int, keep_every_steps: int, undecided_seconds: float, dry_run: bool

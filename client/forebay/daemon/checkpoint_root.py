@@ -3,10 +3,12 @@
 Every call rides through the daemon's restarts. Any thread.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from forebay.daemon import channel
 from forebay.daemon.client import DaemonClient
 from forebay.daemon.source_urls import absolute
 from forebay_core.checkpoints.documents import State
@@ -97,6 +99,17 @@ class Listing:
         return self
 
 
+@dataclass(frozen=True, slots=True)
+class VerifyStep:
+    """A file that was looked at; `fault` is empty where it is as it was written."""
+
+    file: str
+    size_bytes: int
+    fault: str
+    files_done: int
+    files_total: int
+
+
 class CheckpointRoot:
     """What can be asked about one root; a path is made absolute.
 
@@ -143,6 +156,16 @@ class CheckpointRoot:
 
         request = pb.DecideRequest(root=self.root, attempt=attempt.name, state=state.value, reason=reason)
         return self._call("Decide", request, pb.DecideResponse).state
+
+    def verify(self, attempt: Attempt, *, deep: bool) -> Iterator[VerifyStep]:
+        """The files of an attempt, one after the other as they are looked at."""
+        from forebay_protos.v1 import checkpoints_pb2 as pb
+
+        request = pb.VerifyCheckpointRequest(root=self.root, attempt=attempt.name, deep=deep)
+        socket = self._client.address.socket
+        method = method_of("VerifyCheckpoint")
+        for step in channel.answers(socket, method, request, pb.VerifyCheckpointResponse):
+            yield VerifyStep(step.file, step.size_bytes, step.fault, step.files_done, step.files_total)
 
     def drop(self, attempt: Attempt) -> bool:
         """It is not wanted any more, as far as this node goes: what is staged of it and not durable is lost.
