@@ -78,6 +78,10 @@ class Job:
         self._stub.SealAttempt(seal, timeout=CALL_SECONDS)
         return attempt
 
+    def quarantine(self, attempt: Attempt) -> None:
+        request = pb.DecideRequest(root=self.root, attempt=attempt.name, state="quarantined", reason="for the test")
+        assert self._stub.Decide(request, timeout=CALL_SECONDS).state == "quarantined"
+
     def save(self, step: int, **options: Any) -> Attempt:
         """Until it is durable."""
         attempt = self.seal(step, **options)
@@ -248,6 +252,15 @@ def test_verify_names_the_damaged_file_and_item_and_quarantine_takes_it_out_of_u
         assert states == {10: "committed", 20: "committed", 30: "quarantined"}
         assert command("show", str(root))[1]["step"] == 20, "the newest that is committed"
 
+        status, found = command("verify", str(root), "30", "--deep")
+        assert (status, found["verified"][0]["faults"][0]["file"]) == (1, "__1_0.distcp"), "people may look at it"
+        path.write_bytes(bytes([content[0]]) * len(content))
+        assert command("verify", str(root), attempts[2].name, "--deep")[0] == 0
+        half = job.seal(40, ranks=(0,))
+        job.quarantine(half)
+        status, said = command.fails("verify", str(root), "40", "--deep")
+        assert (status, "was never committed" in said) == (1, True), said
+
 
 def test_gc_keeps_what_is_asked_for_and_the_newest_two_whatever_is_asked_for(
     home: Path, place: tuple[str, Mapping[str, str] | None], capsys: pytest.CaptureFixture[str]
@@ -295,12 +308,15 @@ def test_what_waits_for_an_upload_that_can_never_succeed_is_discarded_on_the_use
             ("newest", "--yes"): "neither a step nor an attempt",
             ("g", "--yes"): "neither a step nor an attempt",
             ("g000001", "--yes"): "give more of the name",
+            ("9" * 5000, "--yes"): "neither a step nor an attempt",
             ("10", "--yes"): f"{durable.name} is durable",
         }
         for arguments, words in wrong.items():
             status, said = command.fails("discard", str(root), *arguments)
             assert (status in (1, 2), words in said) == (True, True), said
         assert command.fails("discard", str(home / "other"), "20", "--yes")[0] == 1
+        status, said = command.fails("discard", str(home / "other"), lost.name, "--yes")
+        assert (status, f"waits for file://{root}: give that root" in said) == (2, True)
 
         status, done = command("discard", f"{root}/", "20", "--yes")
         assert (status, done["attempt"], done["root"]) == (0, lost.name, f"file://{root}")

@@ -3,22 +3,27 @@
 from collections.abc import Sequence
 
 from forebay.daemon.checkpoint_root import Checkpoint, Listing
-from forebay_core.checkpoints.names import Attempt
+from forebay_core.checkpoints.documents import State
+from forebay_core.checkpoints.names import MOST_STEP, Attempt
 from forebay_core.errors import CheckpointNotFound, ConfigurationError
 
 _NAMED = 8
+_SHOWN = 80
 
 
-def choose(listing: Listing, which: str | None, *, committed: bool = False) -> Checkpoint:
+def choose(listing: Listing, which: str | None, *, committed: bool = False, quarantined: bool = False) -> Checkpoint:
     """The newest one, or that of a step, or of an attempt's name or the begin of one.
 
-    Of several attempts at a step the committed one of the highest generation is meant. `committed`: no other will do.
+    Of several attempts at a step the committed one of the highest generation is meant. `committed`: no other will do,
+    but with `quarantined` such a one that is named.
     Raises `CheckpointNotFound`, `ConfigurationError` for what is neither a step nor a name.
     """
     found = _matching(listing, which)
     if not found:
         raise CheckpointNotFound(f"there is no checkpoint {_said(which)} at {listing.root}: {_there(listing)}")
     best = max(found, key=lambda each: (each.is_committed, each.attempt))
+    if quarantined and which is not None and best.state == State.QUARANTINED:
+        return best
     if committed and not best.is_committed:
         raise CheckpointNotFound(
             f"no checkpoint {_said(which)} is committed at {listing.root}: {best.attempt.name} is {best.said_state}"
@@ -28,10 +33,12 @@ def choose(listing: Listing, which: str | None, *, committed: bool = False) -> C
 
 def matching(attempts: Sequence[Attempt], which: str) -> Sequence[Attempt]:
     """Those of a step, or the one of a name or the begin of one. Raises `ConfigurationError` for what is neither."""
-    if which.isdecimal() and which.isascii():
+    if which.isdecimal() and which.isascii() and len(which) <= len(str(MOST_STEP)):
         return [each for each in attempts if each.step == int(which)]
     if not which.startswith("g") or len(which) < 2:
-        raise ConfigurationError(f"{which!r} is neither a step nor an attempt: forebay checkpoints ls names them")
+        raise ConfigurationError(
+            f"{which[:_SHOWN]!r} is neither a step nor an attempt: forebay checkpoints ls and forebay status name them"
+        )
     found = [each for each in attempts if each.name.startswith(which)]
     if len(found) > 1 and which not in {each.name for each in found}:
         names = ", ".join(each.name for each in found[:_NAMED])

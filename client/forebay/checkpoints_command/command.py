@@ -105,14 +105,17 @@ def verify(
     address: AddressOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Compare a committed checkpoint with what was written. Exit status 1 where a file of it is damaged or missing."""
+    """Compare a checkpoint that is committed, or named and quarantined, with what was written.
+
+    Exit status 1 where a file of it is damaged or missing.
+    """
     if every and which is not None:
         raise ConfigurationError(f"--all means all that are committed: leave out {which!r}, or --all")
     asked = _at(root, address)
     listing = asked.listing(with_manifests=False).existing()
     chosen = [each for each in listing.checkpoints if each.is_committed] if every else []
     found = []
-    for each in chosen or [choose(listing, which, committed=True)]:
+    for each in chosen or [choose(listing, which, committed=True, quarantined=True)]:
         try:
             found.append(verified(asked, each, deep=deep, quarantine=quarantine))
         except CheckpointNotFound as error:
@@ -206,7 +209,7 @@ def export(
     destination = exporting.Destination(to.expanduser().absolute(), force=force, full=full)
     asked = _at(root, address)
     listing = asked.listing().existing()
-    chosen = choose(listing, which, committed=True).attempt
+    chosen = choose(listing, which, committed=True, quarantined=True).attempt
     with asked.reading(chosen) as reading:
         reader = exporting.CheckpointReader(f"{chosen.name} of {listing.root}", fetch=reading.fetch)
         found = exporting.export(reader, destination, model=model)

@@ -4,7 +4,7 @@ The destination is not asked: it may be gone. What there is to discard the daemo
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from forebay.checkpoints_command.asking import Checkpoints
@@ -38,14 +38,15 @@ def discard(client: DaemonClient, root: str, which: str, *, is_meant: bool) -> D
     uploads = _uploads(client)
     place = _place(root, {each.root for each in uploads})
     there = {parse_attempt(each.attempt): each for each in uploads if each.root == place}
-    attempt, upload = _one(place, {known: each for known, each in there.items() if known is not None}, which)
+    try:
+        attempt, upload = _one(place, {known: each for known, each in there.items() if known is not None}, which)
+    except CheckpointNotFound:
+        _check_elsewhere(uploads, which)
+        raise
     if not is_meant:
-        raise ConfigurationError(
-            f"{attempt.name} of {place} is nowhere else as a whole, and {upload.total_bytes:,} bytes of it on this node"
-            f" would be lost for good: say --yes if that is meant"
-        )
+        raise ConfigurationError(f"{attempt.name} of {place} {_at_stake(upload)}: say --yes if it is meant")
     if not Checkpoints(client, place).drop(attempt):
-        raise CheckpointNotFound(f"the upload of {attempt.name} ended just before: forebay status says how")
+        raise CheckpointNotFound(f"{attempt.name} does not wait for its upload any more: forebay status says why")
     return Discarded(place, attempt.name, upload.total_bytes, upload.uploaded_bytes)
 
 
@@ -64,6 +65,19 @@ def _place(root: str, known: set[str]) -> str:
     named = absolute(root)
     as_url = (named if "://" in named else f"file://{named}").rstrip("/")
     return as_url if as_url in known else root_of(named).url
+
+
+def _at_stake(upload: UploadStatus) -> str:
+    if upload.uploaded_bytes >= upload.total_bytes:
+        return "has all of this node's part at its destination, and only the decision on it is waited for"
+    return f"would be lost for good as a whole, and with it {upload.total_bytes:,} bytes on this node"
+
+
+def _check_elsewhere(uploads: Sequence[UploadStatus], which: str) -> None:
+    """Raises `ConfigurationError` where the attempt that is named waits under another root."""
+    for each in uploads:
+        if which.startswith("g") and each.attempt == which and each.phase not in ENDED:
+            raise ConfigurationError(f"{which} waits for {each.root}: give that root")
 
 
 def _one(place: str, there: Mapping[Attempt, UploadStatus], which: str) -> tuple[Attempt, UploadStatus]:

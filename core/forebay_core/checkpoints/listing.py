@@ -58,15 +58,23 @@ class Found:
         return self.state is State.COMMITTED and not self.fault
 
     @property
+    def was_committed(self) -> bool:
+        """Until it was quarantined: what it is to be is known."""
+        return self.state is State.QUARANTINED and self.world_size > 0
+
+    @property
     def is_undecided(self) -> bool:
         """Nothing is decided on it: there is not even an object that would be its decision if it could be read."""
         return self.decision is None and not self.decided_unix_seconds
 
 
-def list_checkpoints(with_manifests: bool = False, *, history: bool = False) -> Procedure[tuple[Found, ...]]:
+def list_checkpoints(
+    with_manifests: bool = False, *, history: bool = False, quarantined: bool = False
+) -> Procedure[tuple[Found, ...]]:
     """Newest first.
 
     with_manifests: those of committed and undecided attempts are read; committed ones are compared with what is there.
+    quarantined: so are those that were committed before they were quarantined.
     history: attempts too of which nothing is left but the decision.
     """
     decided: tuple[Listed, ...] = yield List(f"{COMMITS}/")
@@ -78,7 +86,10 @@ def list_checkpoints(with_manifests: bool = False, *, history: bool = False) -> 
     found += yield from _with_decisions([Found(attempt) for attempt in lost], times)
     checked: list[Found] = []
     for each in found:
-        checked.append((yield from _with_manifests(each, held.get(each.attempt, ()), every=with_manifests)))
+        compares = each.is_committed or (quarantined and each.was_committed)
+        checked.append(
+            (yield from _with_manifests(each, held.get(each.attempt, ()), every=with_manifests, compares=compares))
+        )
     return tuple(sorted(checked, key=lambda each: each.attempt, reverse=True))
 
 
@@ -135,9 +146,9 @@ def _decided(found: Found, body: bytes | None, seconds: float) -> Found:
     )
 
 
-def _with_manifests(found: Found, files: Iterable[Listed], *, every: bool) -> Procedure[Found]:
+def _with_manifests(found: Found, files: Iterable[Listed], *, every: bool, compares: bool) -> Procedure[Found]:
     """With its world size, and where all are asked for, with its manifests and what is wrong with them."""
-    if not found.durable_ranks or found.fault or not (found.is_undecided or (every and found.is_committed)):
+    if not found.durable_ranks or found.fault or not (found.is_undecided or (every and compares)):
         return found
     ranks = sorted(rank for rank in found.durable_ranks if found.is_undecided or rank < found.world_size)
     ranks = ranks[: None if every else 1]

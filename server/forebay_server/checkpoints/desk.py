@@ -375,6 +375,9 @@ def _begun(staged: Staged) -> Begun:
 
 
 def _reason(staged: Staged) -> ForebayError:
-    """Why it is given up: what has been said already, else that it was dropped."""
+    """Why it is given up: what has been said already, else that somebody wants it so."""
     known = staged.error if staged.phase is Phase.FAILED else None
-    return known or CheckpointError(f"{staged.attempt.name} was dropped")
+    return known or CheckpointError(
+        f"{staged.attempt.name} was given up on a node: forebay checkpoints discard, or a restore that found its copy "
+        f"damaged"
+    )

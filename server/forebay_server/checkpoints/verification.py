@@ -34,7 +34,7 @@ async def verified(
     area: StagingArea, root: Destination, attempt: Attempt, *, deep: bool
 ) -> AsyncGenerator[VerifyStep, None]:
     """Each file in turn. Raises `CheckpointNotFound` for an attempt that nobody keeps, or no longer."""
-    found = await drive(list_checkpoints(with_manifests=True), root)
+    found = await drive(list_checkpoints(with_manifests=True, quarantined=True), root)
     this = next((each for each in found if each.attempt == attempt), None)
     if this is None:
         raise CheckpointNotFound(f"there is no {attempt.name} at {root.url}")
@@ -44,6 +44,8 @@ async def verified(
         await _check_kept(root, attempt)
     if this.fault:
         yield VerifyStep(attempt.name, 0, this.fault, 0, total)
+    elif not this.manifests:
+        raise CheckpointNotFound(f"{attempt.name} was never committed: there is nothing to compare it with")
     done = 0
     for manifest in this.manifests:
         done += 1

@@ -173,7 +173,7 @@ def test_a_dropped_attempt_is_abandoned_and_says_so(node: Daemon, home: Path) ->
         half.stub.DropAttempt(pb.DropAttemptRequest(root=half.root, attempt=this.name), timeout=SECONDS)
         last = half.watch(this)[-1]
     assert last.phase == FAILED
-    assert "dropped" in last.error_message
+    assert "was given up on a node" in last.error_message
 
 
 @pytest.mark.parametrize(
