@@ -47,6 +47,7 @@ def main() -> None:
         dataset = StreamingDataset(options.source, columns=["x", "y"])
     loader = DataLoader(dataset, options.batch_size, shuffle=True, num_workers=options.num_workers)
 
+    torch.manual_seed(0)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
     if options.state.exists():
