@@ -246,8 +246,9 @@ class Desk:
             is_given_up = staged.phase.is_pending
             if is_given_up or (is_cut_short and staged.phase is Phase.FAILED):
                 self._uploads.lose(staged, _reason(staged))
+            is_told = staged.phase is Phase.FAILED
             is_removed = await self._room.remove(staged)
-            if staged.phase is not Phase.FAILED:
+            if not is_told:
                 self._book.forget(staged)
             if not is_removed:
                 raise CheckpointError(
