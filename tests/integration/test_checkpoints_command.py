@@ -79,8 +79,7 @@ class Job:
         return attempt
 
     def quarantine(self, attempt: Attempt) -> None:
-        request = pb.DecideRequest(root=self.root, attempt=attempt.name, state="quarantined", reason="for the test")
-        assert self._stub.Decide(request, timeout=CALL_SECONDS).state == "quarantined"
+        quarantine(self._stub, self.root, attempt.name)
 
     def save(self, step: int, **options: Any) -> Attempt:
         """Until it is durable."""
@@ -92,6 +91,11 @@ class Job:
                 return attempt
             assert status.phase != pb.WatchAttemptResponse.PHASE_FAILED, status.error_message
         raise AssertionError("the watch ended before")
+
+
+def quarantine(stub: checkpoints_pb2_grpc.CheckpointServiceStub, root: str, attempt: str) -> None:
+    request = pb.DecideRequest(root=root, attempt=attempt, state="quarantined", reason="for the test")
+    assert stub.Decide(request, timeout=CALL_SECONDS).state == "quarantined"
 
 
 def _write_rank(directory: Path, attempt: Attempt, rank: int, data: Mapping[str, Any], size: int) -> None:
@@ -427,7 +431,7 @@ def test_a_real_jobs_checkpoint_is_shown_verified_and_exported_whatever_its_rank
     """Two ranks with sharded parameters save; one process reads. The data position is that of the loader."""
     write_parquet(home / "data", shards=2, rows=60, row_group_rows=10)
     env = {**os.environ, **bucket.server.environment()}
-    with served(home, capsys, env=env) as (running, _caller, command), Ranks(2) as ranks:
+    with served(home, capsys, env=env) as (running, caller, command), Ranks(2) as ranks:
         root = bucket.uri("runs/a")
         job = training.Job(root, str(home / "data"), [str(running.socket)] * 2, steps=3, saves=[2], wrap="fsdp")
         ran = ranks.run(2, training.run, job)
@@ -451,3 +455,9 @@ def test_a_real_jobs_checkpoint_is_shown_verified_and_exported_whatever_its_rank
         assert everything["objects"]["scheduler"]["last_epoch"] == 3
         assert everything["optimizers"]["optimizer"]["param_groups"]
         assert "model.pt: " in command.text("export", root, "--to", str(home / "model.pt"), "--force")
+
+        quarantine(checkpoints_pb2_grpc.CheckpointServiceStub(caller.channel), root, found["attempt"])  # type: ignore[no-untyped-call]
+        assert "is quarantined" in command.fails("export", root, "--to", str(home / "none.pt"))[1]
+        assert command("export", root, found["attempt"], "--to", str(home / "kept.pt"))[0] == 0
+        kept = torch.load(home / "kept.pt", weights_only=True)
+        assert all(torch.equal(kept[name], value) for name, value in weights.items())

@@ -1,6 +1,6 @@
 """CheckpointService as everybody calls it: one root through one daemon, plain values in and out.
 
-Every call rides through the daemon's restarts. Any thread.
+Every call rides through the daemon's restarts, but for `verify`. Any thread.
 """
 
 from collections.abc import Iterator

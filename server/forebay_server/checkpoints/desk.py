@@ -275,7 +275,7 @@ class Desk:
     def end_reading(self, root: Destination, attempt: Attempt) -> None:
         self._fetching.end(root, attempt)
 
-    def root_of(self, url: str) -> str | None:
+    def known_root(self, url: str) -> str | None:
         """The URL of the destination that is named so, of which something is staged. Asks no file system."""
         return url if any(staged.root == url for staged in self._book) else None
 

@@ -143,7 +143,7 @@ class CheckpointService(checkpoints_pb2_grpc.CheckpointServiceServicer):
             self._limits.check("characters of a root", request.root, self._limits.root)
             desk = self._node.desk
             # One that is known as it is named is not looked for: its file system may hang.
-            root = desk.root_of(request.root) or (await asyncio.to_thread(root_of, request.root)).url
+            root = desk.known_root(request.root) or (await asyncio.to_thread(root_of, request.root)).url
             return pb.DropAttemptResponse(given_up=await desk.drop(root, _attempt(request.attempt)))
 
         return await self._answer(context, work)
